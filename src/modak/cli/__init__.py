@@ -1,1 +1,1 @@
-""""""
+"""What people see in a terminal: `modak-worker`. Every command is thin; the work lives in the rooms above."""

@@ -1,1 +1,1 @@
-""""""
+"""The daemon: opening the site, leading, the loop over tables, and the demo."""

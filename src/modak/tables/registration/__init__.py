@@ -1,1 +1,1 @@
-""""""
+"""A table's way into the house and out of it: preflight, register, unregister."""

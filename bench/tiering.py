@@ -1,0 +1,238 @@
+"""How fast rows move: one tiering pass against the plain Spark way and against what Postgres can COPY out.
+
+Every contestant runs in a process of its own on the same table, first cold (the first job of its session), then warm. Ours is the whole
+pass: seal, export, commit, cut-line. The rival `spark_jdbc` reads with Spark's partitioned JDBC reader and appends with Iceberg's own writer. The
+limit is COPY … TO '/dev/null' in binary form on as many connections as cores: rows that leave Postgres and arrive nowhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from bench.measure import measured
+from bench.report import Line, Report
+
+ROWS = 10_000_000
+PARTITIONS = 4
+WARM_RUNS = 3
+
+_CREATE = """
+CREATE TABLE public.events (
+    id bigint NOT NULL, occurred_at bigint NOT NULL, user_id integer NOT NULL, kind text NOT NULL,
+    amount numeric(12,2) NOT NULL, ok boolean NOT NULL, created timestamptz NOT NULL,
+    PRIMARY KEY (id, occurred_at)
+) PARTITION BY RANGE (occurred_at)
+"""
+_FILL = """
+INSERT INTO public.events
+SELECT i, i, (i * 7919) %% 100000, (ARRAY['view','click','buy','return'])[1 + i %% 4], (i %% 1000000)::numeric / 100,
+       i %% 3 = 0, timestamptz '2026-01-01' + i * interval '1 second'
+FROM generate_series(%s::bigint, %s::bigint) AS i
+"""
+
+
+def main() -> None:
+    """Set up once, let every contestant run, publish."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tiering")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--contestant")
+    parser.add_argument("--home")
+    known, _ = parser.parse_known_args(sys.argv[1:] if sys.argv[0].endswith("tiering.py") else sys.argv[2:])
+    if known.contestant:
+        print(json.dumps(CONTESTANTS[known.contestant](Path(known.home), known.rows)))
+        return
+    with tempfile.TemporaryDirectory(prefix="modak-bench-") as folder:
+        os.chmod(folder, 0o755)  # noqa: PTH101
+        home = Path(folder)
+        server = _server(home)
+        try:
+            _fill(server.dsn("modak"), known.rows)
+            found = {name: _in_own_process(name, home, known.rows) for name in CONTESTANTS}
+        finally:
+            server.stop()
+    _publish(found, known.rows)
+
+
+def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
+    lines = [
+        Line(f"{name} ({heat})", run["rate"], run.get("per_cpu_second"), run.get("peak_rss_mb"))
+        for name, runs in found.items()
+        for heat, run in runs.items()
+    ]
+    ours, rival, limit = (found[name] for name in ("ours", "spark_jdbc", "limit"))
+    Report(
+        bench="tiering",
+        ours=ours["warm"]["rate"],
+        rivals={"spark_jdbc": rival["warm"]["rate"]},
+        limit=limit["warm"]["rate"],
+        peak_rss_mb=ours["warm"]["peak_rss_mb"],
+        per_cpu_second=ours["warm"]["per_cpu_second"],
+        lines=lines,
+        more={
+            "rows": rows,
+            "cold": {
+                "ours": round(ours["cold"]["rate"]),
+                "spark_jdbc": round(rival["cold"]["rate"]),
+                "vs_spark_jdbc": round(ours["cold"]["rate"] / rival["cold"]["rate"], 3),
+            },
+        },
+    ).publish()
+
+
+def _server(home: Path):
+    from modak.postgres.embedded import EmbeddedServer
+
+    server = EmbeddedServer(home)
+    server.start()
+    return server
+
+
+def _fill(dsn, rows: int) -> None:
+    from modak.postgres.connect import connect
+
+    width = rows // PARTITIONS
+    print(f"filling public.events with {rows:,} rows …", file=sys.stderr)
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute(_CREATE)
+        for at in range(PARTITIONS + 1):
+            low = at * width
+            conn.execute(f"CREATE TABLE public.events_p{at} PARTITION OF public.events FOR VALUES FROM ({low}) TO ({low + width})")
+        for at in range(PARTITIONS):
+            conn.execute(_FILL, (at * width, (at + 1) * width - 1))
+        # One row in the last partition makes all others old enough.
+        conn.execute(_FILL, (PARTITIONS * width, PARTITIONS * width))
+        conn.execute("VACUUM (ANALYZE) public.events")
+        conn.execute("CHECKPOINT")
+
+
+def _in_own_process(name: str, home: Path, rows: int) -> dict[str, dict[str, float]]:
+    print(f"running {name} …", file=sys.stderr)
+    command = [sys.executable, "-m", "bench.tiering", "--contestant", name, "--home", str(home), "--rows", str(rows)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _rates(run, rows: int) -> dict[str, dict[str, float]]:
+    """Cold once, then the best of a few warm runs."""
+    results = []
+    for _ in range(1 + WARM_RUNS):
+        _, used = measured(run)
+        cpu = used.cpu_seconds or 1e-9
+        results.append({"rate": rows / used.seconds, "per_cpu_second": rows / cpu, "peak_rss_mb": used.peak_rss_mb})
+    return {"cold": results[0], "warm": max(results[1:], key=lambda result: result["rate"])}
+
+
+def _settings(home: Path):
+    from modak import config
+
+    return config.load({"MODAK_HOME": str(home), "MODAK_RECLAIM_LAG": str(2**62), "MODAK_PREMAKE_PARTITIONS": "0"})
+
+
+def ours(home: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Our whole pass; between runs the table is registered anew, outside the clock."""
+    from modak.core.names import TableName
+    from modak.runtime.leader import Leader
+    from modak.runtime.opening import open_site
+    from modak.tables.registration.register import register
+    from modak.tables.registration.request import RegisterRequest
+    from modak.tables.registration.unregister import unregister
+    from modak.tables.tiering.run import tier
+
+    name = TableName("public", "events")
+    request = RegisterRequest(name, ("id",), "occurred_at")
+    results = []
+    with open_site(_settings(home)) as site, Leader.campaign(site, wait_seconds=5) as leader:
+        _ = site.spark
+        for _attempt in range(1 + WARM_RUNS):
+            register(site, request)
+            report, used = measured(lambda: tier(site, leader, name))
+            assert report.rows == rows, (report.rows, rows)
+            unregister(site, name, drop_lake=True)
+            results.append(
+                {
+                    "rate": rows / used.seconds,
+                    "per_cpu_second": rows / used.cpu_seconds,
+                    "peak_rss_mb": used.peak_rss_mb,
+                }
+            )
+    return {"cold": results[0], "warm": max(results[1:], key=lambda result: result["rate"])}
+
+
+def spark_jdbc(home: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Spark's JDBC reader, split on the key, into Iceberg's own writer."""
+    from modak.runtime.opening import open_site
+    from modak.spark.conf import cores
+
+    with open_site(_settings(home)) as site:
+        spark = site.spark
+        spark.conf.set("spark.sql.catalog.rival", "org.apache.iceberg.spark.SparkCatalog")
+        spark.conf.set("spark.sql.catalog.rival.type", "hadoop")
+        spark.conf.set("spark.sql.catalog.rival.warehouse", f"file://{home}/rival")
+        spark.conf.set("spark.sql.catalog.rival.cache-enabled", "false")
+        options = {
+            "url": site.dsn.jdbc(),
+            "user": site.dsn.user,
+            "password": site.dsn.password,
+            "dbtable": f"(SELECT * FROM public.events WHERE occurred_at < {rows}) AS events",
+            "partitionColumn": "id",
+            "lowerBound": "0",
+            "upperBound": str(rows),
+            "numPartitions": str(2 * cores()),
+            "fetchsize": "20000",
+            "driver": "org.postgresql.Driver",
+        }
+        width = rows // PARTITIONS
+
+        def run() -> None:
+            spark.sql("DROP TABLE IF EXISTS rival.lake.events PURGE")
+            spark.sql(
+                "CREATE TABLE rival.lake.events (id bigint, occurred_at bigint, user_id int, kind string, amount decimal(12,2),"
+                f" ok boolean, created timestamp) USING iceberg PARTITIONED BY (truncate({width}, occurred_at))"
+                " TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none', 'write.spark.fanout.enabled'='true')"
+            )
+            spark.read.format("jdbc").options(**options).load().writeTo("rival.lake.events").append()
+
+        return _rates(run, rows)
+
+
+def limit(home: Path, rows: int) -> dict[str, dict[str, float]]:
+    """COPY in binary form to nowhere, on as many connections as cores."""
+    from modak.postgres.connect import connect
+    from modak.postgres.embedded import EmbeddedServer
+    from modak.spark.conf import cores
+
+    dsn = EmbeddedServer(home).dsn("modak")
+    lanes = cores()
+
+    def copy(lane: int) -> None:
+        with connect(dsn, autocommit=True) as conn:
+            for at in range(lane, PARTITIONS, lanes):
+                conn.execute(f"COPY public.events_p{at} TO '/dev/null' (FORMAT binary)")
+
+    def run() -> None:
+        threads = [threading.Thread(target=copy, args=(lane,)) for lane in range(lanes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    rates = []
+    for _ in range(1 + WARM_RUNS):
+        started = time.perf_counter()
+        run()
+        rates.append(rows / (time.perf_counter() - started))
+    return {"cold": {"rate": rates[0]}, "warm": {"rate": max(rates[1:])}}
+
+
+CONTESTANTS = {"limit": limit, "spark_jdbc": spark_jdbc, "ours": ours}
+
+if __name__ == "__main__":
+    main()

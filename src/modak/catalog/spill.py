@@ -1,0 +1,97 @@
+"""The spill partition: plain INSERT and COPY of historical rows become rows of `modak.delta`.
+
+Registration enables it, reclaim widens it after each drop, unregister disables it. It must always be empty; the worker
+looks and alarms. The trigger and the DDL are in `004_spill.sql`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from modak.core.errors import ModakError
+from modak.core.faults import reach
+from modak.core.names import TableName
+from modak.postgres.connect import translate
+from modak.postgres.ddl import impatient
+
+Conn = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """The spill partition of a table: it takes rows below `upper` and refuses those below `lower`."""
+
+    name: TableName
+    oid: int
+    lower: int
+    upper: int
+
+
+def find(conn: Conn, table_id: int) -> Spill | None:
+    """The spill partition of a table, if transparent writes are enabled."""
+    row = conn.execute(
+        "SELECT n.nspname, c.relname, c.oid, s.lower_bound, s.upper_bound FROM modak.spills s"
+        " JOIN pg_class c ON c.oid = s.spill_oid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE s.table_id = %s",
+        (table_id,),
+    ).fetchone()
+    return Spill(TableName(row[0], row[1]), row[2], row[3], row[4]) if row else None
+
+
+def enable(conn: Conn, name: TableName) -> str:
+    """Make and attach the spill partition, or find it already there; returns its name."""
+    reach("spill.before_enable")
+    try:
+        with conn.transaction():
+            row = conn.execute(
+                "SELECT modak.modak_enable_transparent_writes(%s::regclass)", (_regclass(name),)
+            ).fetchone()
+    except psycopg.Error as error:
+        raise translate(error) from error
+    reach("spill.after_enable")
+    return str(row[0]) if row else ""
+
+
+def disable(conn: Conn, name: TableName) -> bool:
+    """Drop the spill partition and its shadow; whether there was one."""
+    reach("spill.before_disable")
+    try:
+        with conn.transaction():
+            row = conn.execute(
+                "SELECT modak.modak_disable_transparent_writes(%s::regclass)", (_regclass(name),)
+            ).fetchone()
+    except psycopg.Error as error:
+        raise translate(error) from error
+    reach("spill.after_disable")
+    return bool(row and row[0])
+
+
+def widen(conn: Conn, table_id: int, upper: int, lock_millis: int = 50) -> bool:
+    """Let the spill take rows up to `upper`, in one short transaction; False when the table is busy."""
+    reach("spill.before_widen")
+    try:
+        with impatient(conn, lock_millis):
+            conn.execute("SELECT modak.widen_spill(%s, %s)", (table_id, upper))
+    except ModakError as error:
+        if error.code == "postgres.busy":
+            return False
+        raise
+    reach("spill.after_widen")
+    return True
+
+
+def stray_rows(conn: Conn, table_id: int) -> int:
+    """Rows found in the spill partition: anything but zero is an alarm."""
+    spill = find(conn, table_id)
+    if spill is None:
+        return 0
+    query = sql.SQL("SELECT count(*) FROM ONLY {}").format(sql.Identifier(spill.name.schema, spill.name.name))
+    row = conn.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _regclass(name: TableName) -> str:
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (name.schema, name.name))

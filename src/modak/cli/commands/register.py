@@ -1,0 +1,144 @@
+"""`register` and `unregister`: taking a table in, and letting it go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modak.cli.output import duration, fields, note, number, paint, say, size
+from modak.cli.parsing import TableOption, check_length, column, columns
+from modak.core.names import TableName
+
+if TYPE_CHECKING:
+    from modak.tables.registration.preflight import Preflight
+
+
+def register(
+    *,
+    table: TableOption,
+    pk: Annotated[
+        str,
+        typer.Option("--pk", metavar="COLUMN[,COLUMN…]", help="Primary key columns, with commas between."),
+    ],
+    tier_key: Annotated[
+        str,
+        typer.Option("--tier-key", metavar="COLUMN", help="The aging column: an integer, date or timestamp."),
+    ],
+    mode: Annotated[str, typer.Option(metavar="tiered|mirrored", help="What kind of life the table leads.")] = "tiered",
+    heap_retention: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Mirrored only: drop heap partitions this far behind the highest tier key."),
+    ] = None,
+    lake_retention: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tiered only: expire lake rows this far behind the cut-line. Needs a width."),
+    ] = None,
+    keep_heap: Annotated[
+        bool,
+        typer.Option("--keep-heap", help="Tiered only: never drop heap partitions. Excludes --lake-retention."),
+    ] = False,
+    chunk_rows: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Mirrored only: rows per chunk of the first copy (50000 if not given)."),
+    ] = None,
+    partition_width: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Width of a lake partition, 0 for none; else that of the first heap partition."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Storage profile of the lake; the default profile if not given."),
+    ] = None,
+    numeric_as: Annotated[
+        str,
+        typer.Option(metavar="decimal:SCALE|string", help="What numeric without precision becomes in the lake."),
+    ] = "decimal:18",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, and say how much would move.")] = False,
+) -> None:
+    """Take a table in and create its lake table.
+
+    The table is checked first and everything wrong is told in one list. The cut-line starts at the oldest partition.
+    Running it again is safe: the same registration is a no-op, a different one is refused and says what differs.
+    """
+    from modak.tables.registration.request import RegisterRequest, check_available, check_flags
+
+    request = RegisterRequest(
+        table=TableName.parse(table),
+        pk=columns("--pk", pk),
+        tier_key=column("--tier-key", tier_key),
+        mode=mode,
+        heap_retention=heap_retention,
+        lake_retention=lake_retention,
+        keep_heap=keep_heap,
+        chunk_rows=chunk_rows,
+        partition_width=partition_width,
+        profile=profile,
+        numeric_as=numeric_as,
+    )
+    check_length("--heap-retention", heap_retention)
+    check_length("--lake-retention", lake_retention, least=1)
+    check_length("--partition-width", partition_width)
+    check_flags(request)
+    check_available(request)
+
+    from modak.cli.place import opened
+
+    with opened() as site:
+        from modak.tables.registration.register import preflight
+        from modak.tables.registration.register import register as take_in
+
+        if dry_run:
+            found = preflight(site, request)
+            _show(found)
+            found.refuse_if_wrong(request.table)
+            say(f"{request.table} can be registered. Nothing was changed.")
+            return
+        done = take_in(site, request)
+        if not done.created:
+            say(f"{done.table} is registered already, with the same settings. Nothing was changed.")
+            return
+        _show(done.preflight)
+        say(f"{paint('registered', 'green')} {done.table}")
+        fields({"cut-line": done.cut_line, "width": done.width, "lake": done.location})
+        note("The daemon (modak-worker run) tiers it from its next cycle on; modak-worker tier does one pass now.")
+
+
+def unregister(
+    table: TableOption,
+    drop_lake: Annotated[
+        bool,
+        typer.Option("--drop-lake", help="Also delete the lake table, for a tiered table the only copy of old rows."),
+    ] = False,
+    discard_corrections: Annotated[
+        bool,
+        typer.Option("--discard-corrections", help="Go on although corrections wait in modak.delta: they are lost."),
+    ] = False,
+) -> None:
+    """Let a table go; its lake table stays.
+
+    Catalog rows and triggers are removed. With --drop-lake the lake table is deleted as well.
+    """
+    from modak.cli.place import opened
+
+    name = TableName.parse(table)
+    with opened() as site:
+        from modak.tables.registration.unregister import unregister as let_go
+
+        done = let_go(site, name, drop_lake=drop_lake, discard_corrections=discard_corrections)
+    say(f"{paint('unregistered', 'green')} {name}")
+    if done.kept_location is not None:
+        say(f"The lake table stays at {done.kept_location}.")
+    else:
+        say(f"The lake table is gone ({number(done.files_removed)} files removed).")
+    if done.corrections_discarded:
+        say(f"{number(done.corrections_discarded)} corrections were discarded.")
+
+
+def _show(preflight: Preflight) -> None:
+    for remark in preflight.notes:
+        note(f"{paint('note:', 'yellow')} {remark}")
+    say(
+        f"{number(preflight.partitions)} partitions, about {number(preflight.rows)} rows, {size(preflight.bytes)}; "
+        f"moving them takes about {duration(preflight.seconds)}."
+    )

@@ -1,0 +1,129 @@
+"""`tier` and `accept`: one tiering pass by hand, and saying yes to somebody else's change in the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modak.cli.output import duration, note, number, paint, say, size
+from modak.cli.output import table as grid
+from modak.cli.parsing import TableOption
+from modak.core.names import TableName
+
+if TYPE_CHECKING:
+    from modak.core.axis import Axis
+    from modak.tables.site import Site
+    from modak.tables.tiering.plan import Finding, TieringPlan
+    from modak.tables.tiering.run import TieringReport
+
+
+def tier(
+    table: TableOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and change nothing.")] = False,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="How long to wait for another worker to give up the lead."
+        ),
+    ] = 20.0,
+) -> None:
+    """Run one tiering pass now.
+
+    Seal, export, commit, advance, and drop what the heap no longer needs, exactly as the daemon does it.
+    """
+    from modak.cli.place import opened
+
+    name = TableName.parse(table)
+    with opened(log_level="warning" if dry_run else "info") as site:
+        if dry_run:
+            _show_plan(site, name)
+        else:
+            _pass(site, name, wait)
+
+
+def accept(table: TableOption) -> None:
+    """Accept a foreign change of the lake.
+
+    Somebody else changed rows in the lake table, so publication stopped. This takes the lake as it is and goes on.
+    """
+    from modak.cli.place import opened
+
+    name = TableName.parse(table)
+    with opened() as site:
+        from modak.tables.foreign import accept as accept_foreign
+
+        say(accept_foreign(site, name))
+
+
+def _pass(site: Site, name: TableName, wait: float) -> None:
+    from modak.runtime.leader import Leader
+    from modak.tables.tiering.run import tier as run_pass
+
+    with Leader.campaign(site, wait) as leader:
+        report = run_pass(site, leader.epoch, name)
+    _show_report(report)
+
+
+def _show_report(report: TieringReport) -> None:
+    if report.moved_partitions:
+        rate = report.rows / report.seconds if report.seconds else 0
+        say(
+            f"{paint('tiered', 'green')} {report.table}: {_count(report.moved_partitions, 'partition')}, "
+            f"{number(report.rows)} rows, {size(report.bytes)} in {duration(report.seconds)} ({number(rate)} rows/s)"
+        )
+        say(f"The cut-line is now {report.cut_to}, lake snapshot {report.snapshot_id}.")
+    else:
+        say(f"Nothing to tier in {report.table}: {report.blocked or 'no partition is old enough'}.")
+    if report.premade:
+        say(f"{_count(report.premade, 'partition')} made ahead.")
+    if report.dropped:
+        say(f"{_count(report.dropped, 'partition')} dropped from the heap.")
+    _show_findings(report.findings)
+
+
+def _show_plan(site: Site, name: TableName) -> None:
+    from modak.tables.tiering.plan import Blocked
+    from modak.tables.tiering.run import dry_run
+
+    axis = site.reader.state(name).table.axis
+    would = dry_run(site, name)
+    if isinstance(would.tiering, Blocked):
+        say(f"Nothing to tier in {name}: {would.tiering.reason}.")
+    else:
+        _show_partitions(would.tiering, axis)
+    for partition in would.reclaim.drop:
+        say(f"{partition.name} would be dropped from the heap.")
+    for partition, reason in would.reclaim.kept:
+        say(f"{partition.name} would stay in the heap: {reason}.")
+    for new in would.premake.make:
+        say(f"{new.name} would be made ahead, from {axis.literal(new.lower)} to {axis.literal(new.upper)}.")
+    _show_findings(would.findings)
+    note("Nothing was changed.")
+
+
+def _show_partitions(plan: TieringPlan, axis: Axis) -> None:
+    say(
+        f"{_count(plan.partitions, 'partition')} of {plan.table} would move, "
+        f"about {number(plan.rows)} rows, {size(plan.bytes)}; "
+        f"the cut-line would go from {axis.literal(plan.cut_from)} to {axis.literal(plan.cut_to)}."
+    )
+    rows = [
+        (p.name, _bound(axis, p.lower), _bound(axis, p.upper), str(p.state), number(p.rows), size(p.bytes))
+        for p in plan.partitions
+    ]
+    grid(("Partition", "From", "To", "State", "Rows", "Size"), rows, right=frozenset({"Rows", "Size"}))
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        note(f"{paint('look at', 'yellow')} {finding.message}")
+
+
+def _bound(axis: Axis, key: int | None) -> str:
+    return "–" if key is None else axis.literal(key)
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"

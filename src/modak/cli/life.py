@@ -1,0 +1,144 @@
+"""The life of a table in words: each known event of the flows becomes a verb and a sentence.
+
+Used for people at a terminal only; a pipe and MODAK_LOG=json carry the event with all its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modak.cli.output import duration, number, size
+
+Fields = Mapping[str, Any]
+
+
+DETAIL = frozenset(
+    {
+        "catalog.committed",
+        "catalog.migrated",
+        "lease.taken",
+        "partition.found",
+        "register.done",
+        "spark.jars_fetched",
+        "unregister.done",
+    }
+)
+"""Events that say to a person what another event says better; a terminal shows them only with --debug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of a table's life."""
+
+    verb: str
+    text: str
+    colour: str = "cyan"
+
+
+def describe(event: str, fields: Fields) -> Step | None:
+    """The sentence for an event, or None when it has none of its own."""
+    teller = _TELLERS.get(event)
+    if teller is None and event.startswith("grid."):
+        teller = _finding
+    try:
+        if teller is not None:
+            return teller(fields)
+        if event in _SENTENCES:
+            verb, template, colour = _SENTENCES[event]
+            return Step(verb, template.format_map(fields), colour)
+    except (KeyError, TypeError, ValueError):
+        # An event without the expected fields is still worth a line; the caller prints it as it is.
+        return None
+    return None
+
+
+def _sealed(at: Fields) -> Step:
+    return Step("sealed", f"{at['table']}: {_partitions(at['partitions'])}; writes into them are captured from here on")
+
+
+def _exported(at: Fields) -> Step:
+    parts = [f"{number(at['rows'])} rows"]
+    if "bytes" in at:
+        parts.append(size(at["bytes"]))
+    if at.get("seconds") is not None:
+        parts.append(duration(float(at["seconds"])))
+    if at.get("rows_per_second") is not None:
+        parts.append(f"{number(at['rows_per_second'])} rows/s")
+    if "files" in at:
+        parts.append(_count(at["files"], "file"))
+    return Step("exported", f"{at['table']}: " + ", ".join(parts))
+
+
+def _committed(at: Fields) -> Step:
+    return Step("committed", f"{at['table']}: {number(at['rows'])} rows in lake snapshot {at['snapshot']}", "green")
+
+
+def _cleaned(at: Fields) -> Step:
+    rest = ", ".join(f"{key} {value}" for key, value in at.items() if key != "table" and value is not None)
+    return Step(
+        "repaired", f"{at.get('table', 'catalog')}: {rest}" if rest else str(at.get("table", "catalog")), "yellow"
+    )
+
+
+def _finding(at: Fields) -> Step:
+    return Step("look at", f"{at['table']}: {at.get('finding') or at['message']}", "yellow")
+
+
+def _failed(at: Fields) -> Step:
+    where = f"{at['table']}: " if at.get("table") else ""
+    what = at.get("message") or at.get("error") or at["code"]
+    hint = f" ({at['hint']})" if at.get("hint") else ""
+    return Step("failed", f"{where}{what}{hint}", "red")
+
+
+def _partitions(value: Any) -> str:
+    if isinstance(value, int):
+        return _count(value, "partition")
+    names = [str(name) for name in value]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{_count(len(names), 'partition')} ({shown})"
+
+
+def _count(amount: int, noun: str) -> str:
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+_TELLERS: Mapping[str, Callable[[Fields], Step]] = {
+    "tiering.sealed": _sealed,
+    "tiering.exported": _exported,
+    "tiering.committed": _committed,
+    "repair.cleaned": _cleaned,
+    "cycle.failed": _failed,
+}
+_SENTENCES: Mapping[str, tuple[str, str, str]] = {
+    "tiering.advanced": ("advanced", "{table}: the cut-line is now {cut_line}", "green"),
+    "tiering.progress": ("exporting", "{table}: {tasks} of {of} tasks are done", "dim"),
+    "tiering.again": ("again", "{table}: {detail}", "dim"),
+    "tiering.deferred": ("waiting", "{table}: {reason}", "dim"),
+    "reclaim.dropped": ("dropped", "{table}: heap partition {partition}", "magenta"),
+    "reclaim.deferred": ("waiting", "{table}: {partition} stays in the heap for now, {reason}", "dim"),
+    "reclaim.failed": ("failed", "{table}: {partition} cannot be dropped: {error}", "red"),
+    "reclaim.unwatched": ("again", "{table}: {partition} is exported once more, {because}", "yellow"),
+    "spill.stray_rows": ("look at", "{table}: {rows} rows stand in the spill partition, where no row may stay", "red"),
+    "premake.made": ("made", "{table}: partition {partition} for rows to come", "cyan"),
+    "premake.deferred": ("waiting", "{table}: {reason}", "dim"),
+    "partition.detached": ("look at", "{table}: {partition} was detached by somebody else", "yellow"),
+    "partition.gone": ("look at", "{table}: {partition} was dropped by somebody else", "yellow"),
+    "partition.changed": ("noticed", "{table}: {was} is now {partition}", "cyan"),
+    "lake.frozen": ("look at", "{table}: foreign snapshot {snapshot} ({operation}) stops publication", "red"),
+    "lake.foreign_rewrite": ("noticed", "{table}: foreign snapshot {snapshot} rearranged files", "cyan"),
+    "lake.commit_again": ("again", "{table}: somebody else committed first ({because})", "dim"),
+    "evolve.committed": ("evolved", "{table}: the lake's schema follows the table's", "green"),
+    "evolve.note": ("look at", "{table}: {note}", "yellow"),
+    "daemon.waiting": ("waiting", "{because}", "yellow"),
+    "leader.acquired": ("leading", "this worker leads (epoch {epoch})", "green"),
+    "leader.waiting": ("standby", "another worker leads; this one waits", "dim"),
+    "leader.lost": ("standby", "the lease is lost; another worker may lead", "yellow"),
+    "lease.lost": ("standby", "the lease of epoch {epoch} is lost", "yellow"),
+    "embedded.created": ("created", "the embedded Postgres in {place}", "cyan"),
+    "embedded.started": ("started", "the embedded Postgres on port {port}", "cyan"),
+    "embedded.stopped": ("stopped", "the embedded Postgres", "cyan"),
+    "spark.jars_fetching": ("fetching", "the jars of Spark's Iceberg and Postgres, once, into {into}", "cyan"),
+}

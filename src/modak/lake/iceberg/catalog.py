@@ -1,0 +1,230 @@
+"""The Iceberg plugin as the rest of the house sees it: load, look, prepare.
+
+Tables are found through Iceberg's own JDBC catalog, over the two tables that our migration created. Nothing here makes
+a commit visible and nothing deletes a file: what is prepared is published by the catalog room, what is listed is
+deleted through storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from modak.core.errors import Refused
+from modak.lake.changes import Change, Range
+from modak.lake.iceberg import prepare, read
+from modak.lake.iceberg.java import Java, JavaFailure, plainly
+from modak.lake.model import (
+    CATALOG,
+    ForeignSnapshot,
+    LakeColumn,
+    LakeFile,
+    LakeName,
+    LakeTable,
+    Layout,
+    Prepared,
+    Snapshot,
+    table_location,
+)
+from modak.postgres.dsn import Dsn
+from modak.spark.gateway import Gateway
+from modak.storage.uri import normal
+
+_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
+
+
+class IcebergLake:
+    """The lake of one warehouse, whose pointers lie in one Postgres."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        dsn: Dsn,
+        warehouse: str,
+        namespace: str = CATALOG,
+        *,
+        catalog_schema: str = "modak_iceberg",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._dsn = dsn
+        self._catalog_schema = catalog_schema
+        self._properties = dict(properties or {})
+        self.warehouse = normal(warehouse)
+        self.namespace = namespace
+
+    def name(self, schema: str, table: str) -> LakeName:
+        """Where a Postgres table is found in the lake."""
+        return LakeName((self.namespace, schema), table)
+
+    def location(self, name: LakeName) -> str:
+        """Where a new table's files will lie."""
+        return table_location(self.warehouse, name)
+
+    def load(self, name: LakeName) -> LakeTable | None:
+        """The table as it is now, or nothing."""
+        table = self._table(name)
+        if table is None:
+            return None
+        with self._java.doing(f"reading {name}"):
+            current = table.operations().current()
+            return read.table_of(name, current.metadataFileLocation(), read.metadata_of(self._java, current))
+
+    def load_at(self, name: LakeName, metadata_location: str) -> LakeTable:
+        """The table as a metadata file describes it, current or not."""
+        return read.table_of(name, metadata_location, self._metadata(metadata_location))
+
+    def snapshots(self, table: LakeTable) -> list[Snapshot]:
+        """Every snapshot the table has, oldest first."""
+        return read.snapshots_of(self._metadata(table.metadata_location))
+
+    def foreign_snapshots(self, table: LakeTable, since: int | None) -> list[ForeignSnapshot]:
+        """Snapshots after `since` that no operation of ours made, oldest first."""
+        if table.snapshot_id == since:
+            return []
+        return read.foreign_since(self._metadata(table.metadata_location), since)
+
+    def prepare_create(
+        self,
+        name: LakeName,
+        columns: Sequence[LakeColumn],
+        layout: Layout,
+        properties: Mapping[str, str],
+        op_id: str,
+        *,
+        attempt: int = 0,
+    ) -> Prepared:
+        """Write the first metadata of a new table; it exists once its pointer row is inserted."""
+        with self._java.doing(f"creating {name}"):
+            new = prepare.NewTable(name, self.location(name), columns, layout, properties)
+            identifier = self._identifier(name)
+            return prepare.prepare_create(self._java, self._catalog, identifier, new, prepare.Attempt(op_id, attempt))
+
+    def prepare(
+        self,
+        name: LakeName,
+        op_id: str,
+        attempt: int,
+        changes: Sequence[Change],
+        *,
+        tag: Iterable[int] = (),
+        kind: str | None = None,
+    ) -> Prepared:
+        """Write one commit of all changes without making it visible; `tag` keeps snapshots that pins need."""
+        table = self._existing(name)
+        with self._java.doing(f"preparing a commit to {name}"):
+            return prepare.prepare(self._java, table, name, prepare.Attempt(op_id, attempt, kind), changes, tag=tag)
+
+    def overlapping_files(self, name: LakeName, column: str, lower: int | None, upper: int | None) -> int:
+        """How many live data files may hold rows with `lower <= column < upper`."""
+        return read.count_files(self._java, self._existing(name), Range(column, lower, upper))
+
+    def files(
+        self, name: LakeName, snapshot_id: int, *, column: str | None = None, rows: Range | None = None
+    ) -> Iterator[LakeFile]:
+        """The data files of a snapshot, streamed; with the bounds of `column`, and only those that may hold `rows`."""
+        return read.live_files(self._java, self._existing(name), snapshot_id, column=column, rows=rows)
+
+    def referenced_in(self, folder_uri: str, metadata_location: str) -> set[str]:
+        """Which files of an attempt's folder the metadata references; reads the manifest list of every snapshot."""
+        return read.referenced(self._java, self._io, metadata_location, normal(folder_uri), every_snapshot=True)
+
+    def leftovers(self, prepared: Prepared) -> list[str]:
+        """What a landed commit's folder holds and nothing references: manifests merged away while it was prepared."""
+        return self.unreferenced(prepared.attempt_folder, prepared.new_location)
+
+    def unreferenced(self, folder_uri: str, metadata_location: str) -> list[str]:
+        """Files of a landed attempt's folder that the metadata which it wrote does not reference."""
+        folder = normal(folder_uri)
+        # Only the attempt's own snapshots can have brought its manifests in, and its own metadata lists all of them.
+        used = read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False)
+        return sorted(set(read.listed(self._java, self._io, folder)) - used)
+
+    def purge(self, name: LakeName) -> str | None:
+        """The folder that holds everything of a table, to be deleted after its pointer row is gone."""
+        table = self.load(name)
+        if table is None:
+            return None
+        location = normal(table.location)
+        if not location.startswith(self.warehouse.rstrip("/") + "/"):
+            raise Refused(
+                "lake.outside_warehouse",
+                f"The files of {name} lie in {location}, outside the warehouse {self.warehouse}.",
+                hint="Drop the table without purging it and delete that folder yourself.",
+            )
+        return location
+
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        if "_catalog" in self.__dict__ and self._gateway.alive():
+            self._catalog.close()
+            del self.__dict__["_catalog"]
+
+    @cached_property
+    def _java(self) -> Java:
+        return Java(self._gateway)
+
+    @cached_property
+    def _io(self) -> Any:
+        file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
+        return file_io(_FILE_IO, self._map(self._properties), self._configuration)
+
+    @cached_property
+    def _configuration(self) -> Any:
+        made = self._java.jvm.org.apache.hadoop.conf.Configuration()
+        # Hadoop's checksummed local file system would leave a .crc file beside every file, unknown to any clean-up of
+        # ours. The cache is off because it is shared by the whole JVM and may already hold that one.
+        made.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        made.set("fs.file.impl.disable.cache", "true")
+        return made
+
+    @cached_property
+    def _catalog(self) -> Any:
+        with self._java.doing("opening the lake's catalog"):
+            catalog = self._java.iceberg.jdbc.JdbcCatalog(None, None, False)
+            catalog.setConf(self._configuration)
+            catalog.initialize(CATALOG, self._map(self._catalog_properties()))
+            return catalog
+
+    def _catalog_properties(self) -> dict[str, str]:
+        return {
+            "uri": self._dsn.jdbc({"currentSchema": self._catalog_schema, "ApplicationName": "modak"}),
+            "jdbc.user": self._dsn.user,
+            "jdbc.password": self._dsn.password,
+            "jdbc.schema-version": "V1",
+            "warehouse": self.warehouse,
+            "io-impl": _FILE_IO,
+            **self._properties,
+        }
+
+    def _map(self, values: Mapping[str, str]) -> Any:
+        made = self._java.jvm.java.util.HashMap()
+        for key, value in values.items():
+            made.put(key, value)
+        return made
+
+    def _identifier(self, name: LakeName) -> Any:
+        names = self._java.iceberg.catalog
+        levels = self._java.array("java.lang.String", name.namespace)
+        return names.TableIdentifier.of(names.Namespace.of(levels), name.name)
+
+    def _table(self, name: LakeName) -> Any | None:
+        try:
+            with self._java.failures():
+                return self._catalog.loadTable(self._identifier(name))
+        except JavaFailure as failure:
+            if failure.simple_name == "NoSuchTableException":
+                return None
+            raise plainly(failure, f"loading {name}") from failure
+
+    def _existing(self, name: LakeName) -> Any:
+        table = self._table(name)
+        if table is None:
+            raise Refused("lake.no_such_table", f"The lake has no table {name}.")
+        return table
+
+    def _metadata(self, location: str) -> read.Metadata:
+        with self._java.doing(f"reading {location}"):
+            parser = self._java.iceberg.TableMetadataParser
+            return read.metadata_of(self._java, parser.read(self._io, location))

@@ -1,0 +1,213 @@
+"""The border to Iceberg's Java API: loops that run inside the JVM, and Java's exceptions as ours.
+
+A call over Py4J costs a fifth of a millisecond, so nothing here is done per file from Python. Method handles become
+Java functions and consumers, and a Java stream runs the loop; files and lists cross the border as a few long texts.
+Chunks bound what is in flight on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from modak.core.errors import ModakError
+from modak.lake.model import DataFile, Vector
+from modak.spark.gateway import Gateway
+
+_CHUNK_CHARS = 4 << 20
+_CHUNK_LINES = 10_000
+_PRIMITIVES = {"int": "Integer", "long": "Long"}
+_ICEBERG = "org.apache.iceberg."
+_JSON_NODE = _ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
+
+
+class JavaFailure(Exception):
+    """An exception that Java threw, by class name and message; callers turn it into what it means there."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+    @property
+    def simple_name(self) -> str:
+        """The class name without its package."""
+        return self.name.rpartition(".")[2]
+
+
+def plainly(failure: JavaFailure, doing: str) -> ModakError:
+    """What a failure means wherever it comes from."""
+    match failure.simple_name:
+        case "UncheckedSQLException":
+            return ModakError(
+                "lake.catalog_unreachable",
+                f"Iceberg could not read its catalog tables while {doing}.",
+                hint="Is Postgres reachable over TCP, and was `modak-worker migrate` run?",
+                retryable=True,
+            )
+        case "NotFoundException":
+            return ModakError("lake.file_missing", f"A file of the lake is missing while {doing}: {failure.message}")
+        case "RuntimeIOException" | "UncheckedIOException":
+            return ModakError("lake.storage", f"Storage failed while {doing}: {failure.message}", retryable=True)
+        case _:
+            return ModakError("lake.failed", f"Iceberg failed while {doing}: {failure}")
+
+
+class Java:
+    """A JVM with Iceberg in it, and the few idioms that keep calls to it few."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.jvm = gateway.jvm
+        self.iceberg = self.jvm.org.apache.iceberg
+        self._handles: dict[tuple[str, ...], Any] = {}
+        self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Turn what Java throws into a `JavaFailure`; a JVM that is gone is a `ModakError`."""
+        from py4j.protocol import Py4JError, Py4JJavaError
+
+        with self.gateway.guard():
+            try:
+                yield
+            except Py4JJavaError as error:
+                thrown = error.java_exception
+                raise JavaFailure(thrown.getClass().getName(), thrown.getMessage() or "") from error
+            except Py4JError as error:
+                if self.gateway.is_loss(error):
+                    raise
+                raise JavaFailure("py4j.Py4JError", str(error)) from error
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Give every failure inside its plain meaning."""
+        try:
+            with self.failures():
+                yield
+        except JavaFailure as failure:
+            raise plainly(failure, what) from failure
+
+    def type(self, name: str) -> Any:
+        """A class by name, or a primitive type; `.Name` is one of Iceberg's."""
+        if name in _PRIMITIVES:
+            return getattr(self.jvm.java.lang, _PRIMITIVES[name]).TYPE
+        return self.jvm.java.lang.Class.forName(_ICEBERG + name[1:] if name[0] == "." else name, True, self._loader)
+
+    def objects(self, items: Iterable[Any]) -> Any:
+        """A Java list of a few objects."""
+        made = self.jvm.java.util.ArrayList()
+        for item in items:
+            made.add(item)
+        return made
+
+    def strings(self, items: Iterable[str]) -> Any:
+        """A Java list of strings, sent as one text."""
+        text = "\n".join(items)
+        if not text:
+            return self.jvm.java.util.ArrayList()
+        return self.jvm.java.util.regex.Pattern.compile("\n").splitAsStream(text).toList()
+
+    def method(self, owner: str, name: str, returns: str, *takes: str) -> Any:
+        """A handle of an instance method."""
+        return self._handle("findVirtual", owner, name, returns, takes)
+
+    def static(self, owner: str, name: str, returns: str, *takes: str) -> Any:
+        """A handle of a static method."""
+        return self._handle("findStatic", owner, name, returns, takes)
+
+    def _handle(self, find: str, owner: str, name: str, returns: str, takes: tuple[str, ...]) -> Any:
+        key = (find, owner, name, returns, *takes)
+        if key not in self._handles:
+            invoke = self.jvm.java.lang.invoke
+            shape = invoke.MethodType.methodType(self.type(returns), self.objects(map(self.type, takes)))
+            lookup = invoke.MethodHandles.publicLookup()
+            self._handles[key] = getattr(lookup, find)(self.type(owner), name, shape)
+        return self._handles[key]
+
+    def after(self, first: Any, *then: Any) -> Any:
+        """One handle that calls several in a row, each on the result of the one before."""
+        for handle in then:
+            fitting = handle.asType(handle.type().changeParameterType(0, first.type().returnType()))
+            first = self.jvm.java.lang.invoke.MethodHandles.filterReturnValue(first, fitting)
+        return first
+
+    def bind(self, handle: Any, position: int, value: Any) -> Any:
+        """A handle with one argument fixed."""
+        values = self.array("java.lang.Object", [value])
+        return self.jvm.java.lang.invoke.MethodHandles.insertArguments(handle, position, values)
+
+    def spread(self, handle: Any, taken: str, *parts: Any) -> Any:
+        """A handle of one object that calls `handle` with each of `parts` of that object."""
+        handles, methods = self.jvm.java.lang.invoke.MethodHandles, self.jvm.java.lang.invoke.MethodType
+        kind, shape = self.type(taken), handle.type()
+        fitting = [part.asType(methods.methodType(shape.parameterType(i), kind)) for i, part in enumerate(parts)]
+        filtered = handles.filterArguments(handle, 0, self.array("java.lang.invoke.MethodHandle", fitting))
+        # A fresh int array is all zeros: every argument is the first and only one.
+        order = self.jvm.java.lang.reflect.Array.newInstance(self.jvm.java.lang.Integer.TYPE, len(parts))
+        return handles.permuteArguments(filtered, methods.methodType(shape.returnType(), kind), order)
+
+    def function(self, handle: Any) -> Any:
+        """A `java.util.function.Function`."""
+        return self._proxy("java.util.function.Function", handle)
+
+    def consumer(self, handle: Any) -> Any:
+        """A `java.util.function.Consumer`."""
+        return self._proxy("java.util.function.Consumer", handle)
+
+    def _proxy(self, interface: str, handle: Any) -> Any:
+        return self.jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(self.type(interface), handle)
+
+    def array(self, element: str, items: Sequence[Any]) -> Any:
+        """A Java array of a few objects."""
+        made = self.jvm.java.lang.reflect.Array.newInstance(self.type(element), len(items))
+        for index, item in enumerate(items):
+            self.jvm.java.lang.reflect.Array.set(made, index, item)
+        return made
+
+    def stream(self, iterable: Any) -> Any:
+        """A sequential stream over any Java iterable."""
+        return self.stream_on(iterable.iterator())
+
+    def stream_on(self, iterator: Any) -> Any:
+        """A sequential stream of what an iterator still has; a limited one takes no more than its limit from it."""
+        # Not the iterable's own `spliterator`: Py4J does not see default methods of classes that are not public.
+        spliterator = self.jvm.java.util.Spliterators.spliteratorUnknownSize(iterator, 0)
+        return self.jvm.java.util.stream.StreamSupport.stream(spliterator, False)
+
+    def texts(self, items: Any, handle: Any = None) -> list[str]:
+        """Every item of a Java list (or `handle` of it) as a string; fetched in a few calls."""
+        if items.isEmpty():
+            return []
+        as_text = self.static("java.util.Objects", "toString", "java.lang.String", "java.lang.Object")
+        if handle is not None:
+            as_text = self.after(handle, as_text)
+        found: list[str] = []
+        function = self.function(as_text)
+        size = items.size()
+        for start in range(0, size, _CHUNK_LINES):
+            part = items.subList(start, min(size, start + _CHUNK_LINES)).stream().map(function)
+            found += part.collect(self.jvm.java.util.stream.Collectors.joining("\n")).split("\n")
+        return found
+
+    def feed(self, files: Sequence[DataFile | Vector], specs: Any, consumer: Any) -> None:
+        """Parse files from their JSON and hand each to a Java consumer, all inside the JVM."""
+        from_json = self.static(".ContentFileParser", "fromJson", ".ContentFile", _JSON_NODE, "java.util.Map")
+        parse = self.function(self.bind(from_json, 1, specs))
+        mapper = self.iceberg.util.JsonUtil.mapper()
+        for chunk in _chunks(file.json for file in files):
+            self.stream(mapper.readTree(f"[{','.join(chunk)}]")).map(parse).forEach(consumer)
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for text in texts:
+        chunk.append(text)
+        size += len(text)
+        if size >= _CHUNK_CHARS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

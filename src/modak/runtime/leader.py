@@ -1,0 +1,94 @@
+"""Leading: one process holds the lease and renews it while it works.
+
+Renewal runs in a thread of its own, so a long export does not cost the lead. Losing the lease stops nothing by force: every commit checks the epoch in
+its own transaction, and the loop looks at `lost` between steps.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from types import TracebackType
+
+import structlog
+
+from modak.catalog.lease import Epoch, Lease
+from modak.core.errors import ModakError, NotLeader
+from modak.tables.site import Site
+
+log = structlog.get_logger()
+
+
+class Leader:
+    """The lease, held and renewed until it is left or lost."""
+
+    def __init__(self, lease: Lease, epoch: Epoch, renew_seconds: float) -> None:
+        self.epoch = epoch
+        self._lease = lease
+        self._pause = renew_seconds
+        self._ended = threading.Event()
+        self._lost = threading.Event()
+        self._renewer = threading.Thread(target=self._renew, name="modak-lease", daemon=True)
+
+    @classmethod
+    def campaign(cls, site: Site, wait_seconds: float, stop: threading.Event | None = None) -> Leader:
+        """Take the lease, waiting for it up to `wait_seconds`; raises `NotLeader` when somebody else keeps it."""
+        settings = site.settings.leader
+        lease = Lease(site.dsn, holder_name(), settings.lease_seconds, site.clock)
+        deadline = site.clock.monotonic() + wait_seconds
+        while True:
+            epoch = lease.campaign()
+            if epoch is not None:
+                log.info("leader.acquired", epoch=epoch.number)
+                return cls(lease, epoch, settings.lease_seconds / 3)
+            if site.clock.monotonic() >= deadline or (stop and stop.is_set()):
+                lease.close()
+                raise NotLeader(
+                    "lease.held",
+                    "Another worker leads this database.",
+                    hint="It does the same work by itself each cycle; stop it, or wait for it to end.",
+                    retryable=True,
+                )
+            pause = min(settings.campaign_interval_seconds, max(deadline - site.clock.monotonic(), 0.05))
+            if stop is not None:
+                stop.wait(pause)
+            else:
+                site.clock.sleep(pause)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone; nothing that we do now would be accepted."""
+        return self._lost.is_set()
+
+    def __enter__(self) -> Leader:
+        self._renewer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._renewer.join(timeout=10)
+        try:
+            if not self.lost:
+                self._lease.release()
+        except ModakError as trouble:
+            log.info("leader.release_failed", because=trouble.code)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._pause):
+            try:
+                held = self._lease.renew()
+            except ModakError as error:
+                # Postgres may be away for a moment; the lease decides by the clock whether that was too long.
+                log.warning("leader.renewal_failed", because=error.code)
+                held = self._lease.epoch is not None
+            if not held:
+                log.warning("leader.lost", epoch=self.epoch.number)
+                self._lost.set()
+                return
+
+
+def holder_name() -> str:
+    """Who leads, readable for an operator and different for every process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"

@@ -1,0 +1,57 @@
+"""The process that forks Spark's Python workers, with the libraries of the kernels already in memory.
+
+Spark runs it by name (`spark.python.daemon.module`). Every worker is a fork of it, so what is imported here is loaded
+once and shared, and a task starts without paying for it. Standard output belongs to Spark's protocol: nothing may print
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import sys
+
+KERNELS = (
+    "numpy",
+    "pyarrow",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "adbc_driver_postgresql.dbapi",
+    "pyroaring",
+    "modak.core.faults",
+    "modak.spark.distribute",
+)
+
+
+def load_kernels() -> None:
+    """Import what tasks use; one that is missing is reported by the task that needs it."""
+    for name in KERNELS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def quieten() -> None:
+    """Let only warnings of tasks reach the terminal, and only on standard error."""
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def main() -> None:
+    """Load, then serve forks until Spark closes the pipe."""
+    from pyspark import daemon
+
+    load_kernels()
+    quieten()
+    # Objects that the collector never visits stay in pages that parent and workers share.
+    gc.freeze()
+    daemon.manager()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

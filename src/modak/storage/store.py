@@ -1,0 +1,227 @@
+"""Files of the lake by URI: the same calls for a local folder, S3, Google Cloud Storage and Azure.
+
+A store has a root (the warehouse, or a table's location) and touches nothing outside it. Listings are streamed in
+chunks, so a folder with millions of files is never held in memory; deletes go out in batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from modak.core.errors import Conflict, ModakError, Refused
+from modak.core.faults import reach
+from modak.storage.uri import local_path, normal
+
+__all__ = ["Entry", "Store", "normal"]
+
+_CHUNK = 1_000
+# The names of Iceberg's properties, as profiles hold them, and what obstore calls the same thing.
+_PROPS = {
+    "s3.endpoint": "endpoint",
+    "s3.access-key-id": "access_key_id",
+    "s3.secret-access-key": "secret_access_key",
+    "s3.session-token": "session_token",
+    "s3.region": "region",
+    "client.region": "region",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file in a store."""
+
+    uri: str
+    size: int
+    modified: datetime
+
+
+class Store:
+    """The files below one root URI."""
+
+    def __init__(self, root: str, backend: Any) -> None:
+        self.root = root
+        self._backend = backend
+        self._folder = local_path(root)
+        self._inside: dict[str, bool] = {}
+
+    @classmethod
+    def of(cls, uri: str, props: Mapping[str, str] | None = None) -> Store:
+        """The store whose root is a folder or a bucket path; `props` are Iceberg's FileIO properties."""
+        root = normal(uri)
+        folder = local_path(root)
+        if folder is not None:
+            from obstore.store import LocalStore
+
+            if folder == "/":
+                raise Refused("storage.root", "The root of the file system cannot be a store.")
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            return cls(root, LocalStore(folder))
+        from obstore.store import from_url
+
+        config: Any = _config(root, props or {})
+        return cls(root, from_url(root, config=config))
+
+    def list(self, prefix_uri: str | None = None) -> Iterator[Entry]:
+        """Every file below a folder, in no order; a folder that does not exist is empty."""
+        import obstore
+
+        prefix = self._key(prefix_uri) if prefix_uri is not None else ""
+        try:
+            for chunk in obstore.list(self._backend, prefix=prefix or None, chunk_size=_CHUNK):
+                for meta in chunk:
+                    if self._is_inside(meta["path"]):
+                        yield Entry(f"{self.root}/{meta['path']}", meta["size"], meta["last_modified"])
+        except _trouble() as error:
+            raise _translated(error, f"list {prefix_uri or self.root}") from error
+
+    def delete(self, uris: Iterable[str]) -> int:
+        """Delete files; one that is gone already is fine. How many were there to delete (object stores: asked for)."""
+        keys = map(self._key, uris)
+        deleted = 0
+        while chunk := tuple(islice(keys, _CHUNK)):
+            reach("storage.deleting")
+            try:
+                deleted += self._delete_local(chunk) if self._folder else self._delete_remote(chunk)
+            except _trouble() as error:
+                raise _translated(error, f"delete files below {self.root}") from error
+            reach("storage.deleted")
+        return deleted
+
+    def delete_prefix(self, prefix_uri: str) -> int:
+        """Delete a folder with everything in it; refuses the root itself and whatever lies outside of it."""
+        prefix = self._key(prefix_uri)
+        if not prefix:
+            raise Refused("storage.root", f"{self.root} is the root of the store and is not deleted as a whole.")
+        deleted = self.delete(entry.uri for entry in self.list(prefix_uri))
+        if self._folder is not None and self._is_inside(prefix):
+            _remove_empty(Path(self._folder, prefix))
+        return deleted
+
+    def exists(self, uri: str) -> bool:
+        """Whether a file is there."""
+        return self._head(uri) is not None
+
+    def size(self, uri: str) -> int:
+        """The size of a file in bytes."""
+        meta = self._head(uri)
+        if meta is None:
+            raise _gone(uri)
+        return int(meta["size"])
+
+    def read(self, uri: str) -> bytes:
+        """The whole of a small file."""
+        import obstore
+
+        try:
+            return bytes(obstore.get(self._backend, self._key(uri)).bytes())
+        except FileNotFoundError:
+            raise _gone(uri) from None
+        except _trouble() as error:
+            raise _translated(error, f"read {uri}") from error
+
+    def write(self, uri: str, content: bytes) -> None:
+        """Create a file; `storage.exists` if there is one already."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            obstore.put(self._backend, self._key(uri), content, mode="create")
+        except AlreadyExistsError:
+            raise Conflict("storage.exists", f"{uri} exists already.", retryable=False) from None
+        except _trouble() as error:
+            raise _translated(error, f"write {uri}") from error
+
+    def _key(self, uri: str) -> str:
+        plain = normal(uri)
+        if plain == self.root:
+            return ""
+        key = plain.removeprefix(f"{self.root}/")
+        if key == plain:
+            raise Refused("storage.outside", f"{uri} lies outside {self.root}.")
+        return key
+
+    def _head(self, uri: str) -> Any | None:
+        import obstore
+
+        try:
+            return obstore.head(self._backend, self._key(uri))
+        except FileNotFoundError:
+            return None
+        except _trouble() as error:
+            raise _translated(error, f"look at {uri}") from error
+
+    def _delete_local(self, keys: Sequence[str]) -> int:
+        import obstore
+
+        deleted = 0
+        for key in keys:
+            if not self._is_inside(key):
+                raise Refused("storage.outside", f"{key!r} leads outside {self.root} through a link.")
+            try:
+                obstore.delete(self._backend, key)
+                deleted += 1
+            except FileNotFoundError:
+                continue
+        return deleted
+
+    def _delete_remote(self, keys: Sequence[str]) -> int:
+        import obstore
+
+        obstore.delete(self._backend, [*keys])
+        return len(keys)
+
+    def _is_inside(self, key: str) -> bool:
+        """Local listings follow links; what a link shows elsewhere is not ours to list or delete."""
+        if self._folder is None:
+            return True
+        parent = os.path.dirname(key)
+        if parent not in self._inside:
+            if len(self._inside) > 10_000:
+                self._inside.clear()
+            root = os.path.realpath(self._folder)
+            self._inside[parent] = os.path.realpath(os.path.join(self._folder, parent)) == os.path.normpath(
+                os.path.join(root, parent)
+            )
+        return self._inside[parent]
+
+
+def _config(root: str, props: Mapping[str, str]) -> dict[str, str]:
+    if not root.startswith("s3:"):
+        return {key: value for key, value in props.items() if "." not in key}
+    config = {_PROPS[key]: value for key, value in props.items() if key in _PROPS}
+    config["virtual_hosted_style_request"] = "false" if props.get("s3.path-style-access") == "true" else "true"
+    if config.get("endpoint", "").startswith("http://"):
+        config["allow_http"] = "true"
+    return config
+
+
+def _remove_empty(folder: Path) -> None:
+    for path, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(path)
+        except OSError:
+            # Somebody has put a file there meanwhile; the folder stays.
+            continue
+
+
+def _gone(uri: str) -> ModakError:
+    return ModakError("storage.not_found", f"{uri} does not exist.")
+
+
+def _trouble() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import BaseError
+
+    return (BaseError, OSError)
+
+
+def _translated(error: Exception, what: str) -> ModakError:
+    if isinstance(error, PermissionError) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return ModakError("storage.denied", f"Storage refuses to {what}.", hint="Check the credentials and rights.")
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return ModakError("storage.failed", f"Storage cannot {what}: {first}", retryable=True)

@@ -1,0 +1,149 @@
+"""A table's columns change while it lives; the lake follows before the next rows arrive.
+
+The plan is pure: heap columns against lake columns, matched by attribute number (remembered in the lake table's own properties), so that
+a rename is a rename and a column dropped and added again under its old name is a new column. The change itself is a commit without
+rows: S stays, the pointer moves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import Refused
+from modak.core.ids import new_op_id
+from modak.core.names import quote
+from modak.core.states import OpPhase
+from modak.lake.changes import AddColumn, Change, RenameColumn, SetProperties, WidenColumn
+from modak.lake.model import LakeTable, Prepared
+from modak.lake.types import MappedColumn
+from modak.postgres.describe import PgColumn, PgTable
+from modak.tables.landing import land
+from modak.tables.site import Site
+from modak.tables.tidy import finish_operations
+
+log = structlog.get_logger()
+
+COLUMNS = "modak.columns"
+"""Table property: attribute number in Postgres → column name in the lake, as JSON."""
+
+_WIDER = {("int", "long"), ("float", "double")}
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What changes in the lake's schema, and what an operator should know about it."""
+
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+
+def column_property(heap: PgTable) -> dict[str, str]:
+    """The property that remembers which heap column is which lake column."""
+    return {COLUMNS: json.dumps({str(column.attnum): column.name for column in heap.columns}, sort_keys=True)}
+
+
+def plan_evolution(heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable) -> Evolution:
+    """The schema changes that let the lake take rows of this heap; refuses what would change stored values."""
+    known: dict[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
+    taken = {column.name for column in lake.schema}
+    changes: list[Change] = []
+    notes: list[str] = []
+    by_name = {column.column.name: column for column in mapped}
+    for column in heap.columns:
+        wanted = by_name[column.name]
+        was = known.get(str(column.attnum)) if known else column.name
+        if was is not None and was in taken:
+            if was != column.name:
+                changes += _make_room(column.name, known, taken)
+                changes.append(RenameColumn(was, column.name))
+                taken = (taken - {was}) | {column.name}
+            changes += _widened(lake, was, wanted)
+            continue
+        changes += _make_room(column.name, known, taken)
+        changes.append(AddColumn(column.name, wanted.column.type, _initial(column, wanted)))
+        taken.add(column.name)
+        notes += _about(column)
+    if changes or known != json.loads(column_property(heap)[COLUMNS]):
+        changes.append(SetProperties(column_property(heap)))
+    return Evolution(tuple(changes), tuple(notes))
+
+
+def evolve(
+    site: Site, writer: CatalogWriter, state: TableState, heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable
+) -> LakeTable:
+    """Bring the lake's schema up to the heap's; returns the lake table as it is then."""
+    evolution = plan_evolution(heap, mapped, lake)
+    if not evolution.changes:
+        return lake
+    op_id = new_op_id(site.clock)
+    Journal(writer).begin(op_id, state.table.table_id, "evolve", {"changes": [repr(c) for c in evolution.changes]})
+
+    def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        becomes = replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id)
+        tx.move(now.cutline, becomes)
+        tx.count(changes=len(evolution.changes))
+
+    def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
+        return plan_evolution(heap, mapped, current).changes
+
+    land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    for note in evolution.notes:
+        log.warning("evolve.note", table=str(state.table.name), note=note)
+    log.info("evolve.committed", table=str(state.table.name), changes=len(evolution.changes))
+    finish_operations(site, writer, site.reader.state(state.table.name))
+    after = site.lake.load(state.table.lake)
+    assert after is not None
+    return after
+
+
+def _make_room(name: str, known: dict[str, str], taken: set[str]) -> Iterator[Change]:
+    """A lake column of a heap column that was dropped keeps its data under another name."""
+    if name in taken:
+        number = next((attnum for attnum, column in known.items() if column == name), "0")
+        aside = f"{name}_dropped_{number}"
+        taken.remove(name)
+        taken.add(aside)
+        yield RenameColumn(name, aside)
+
+
+def _widened(lake: LakeTable, name: str, wanted: MappedColumn) -> Iterator[Change]:
+    column = lake.column(name)
+    assert column is not None
+    if column.type == wanted.column.type:
+        return
+    if (column.type, wanted.column.type) in _WIDER or _more_digits(column.type, wanted.column.type):
+        yield WidenColumn(wanted.column.name, wanted.column.type)
+        return
+    raise Refused(
+        "evolve.type_changed",
+        f"Column {quote(wanted.column.name)} is {wanted.column.type} in Postgres now, but {column.type} in the lake.",
+        hint="Change it back, or add a column of the new type beside it and drop this one.",
+    )
+
+
+def _more_digits(old: str, new: str) -> bool:
+    if not (old.startswith("decimal(") and new.startswith("decimal(")):
+        return False
+    (old_p, old_s), (new_p, new_s) = (map(int, t[8:-1].split(",")) for t in (old, new))
+    return new_s == old_s and new_p > old_p
+
+
+def _initial(column: PgColumn, wanted: MappedColumn) -> str | None:
+    from modak.lake.parse import initial_default
+
+    shown = column.missing_value if column.missing_value is not None else column.default_value
+    return None if shown is None else initial_default(wanted, shown)
+
+
+def _about(column: PgColumn) -> Iterator[str]:
+    if column.default is not None and column.missing_value is None and not column.default_constant:
+        yield (
+            f"column {quote(column.name)} has a default that differs from row to row; rows already in the lake show NULL"
+        )

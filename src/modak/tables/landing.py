@@ -1,0 +1,116 @@
+"""The way of every lake commit of a table: prepare, then the one transaction, again from the start when somebody was faster.
+
+The flows bring two functions: which changes to make to the lake table as it is now, and what else moves in the same transaction. All that can collide is
+dealt with here: foreign commits, pins taken meanwhile, stale tags. The journal names every folder before anything is written into it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import Conflict, Refused
+from modak.core.faults import reach
+from modak.core.ids import OpId
+from modak.core.names import TableName
+from modak.core.states import OpPhase
+from modak.lake.changes import Change, RemoveTag
+from modak.lake.model import PIN_TAG, LakeTable, Prepared, attempt_folder
+from modak.tables.foreign import refuse_foreign_rows
+from modak.tables.site import Site
+from modak.tables.tidy import discard_attempt
+
+log = structlog.get_logger()
+
+TRIES = 30
+_AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A commit that is visible."""
+
+    op_id: OpId
+    prepared: Prepared
+
+
+def land(
+    site: Site,
+    writer: CatalogWriter,
+    name: TableName,
+    op_id: OpId,
+    phase: OpPhase,
+    changes: Callable[[LakeTable, TableState], Sequence[Change]],
+    within: Callable[[CommitTransaction, Prepared, TableState], None],
+    kind: str,
+) -> Landed:
+    """Make one lake commit of an operation that is in `phase`; raises only when trying again cannot help."""
+    journal = Journal(writer)
+    for attempt in range(1, TRIES + 1):
+        state = site.reader.state(name)
+        record = state.table
+        journal.phase(
+            op_id,
+            phase if attempt == 1 else OpPhase.PREPARED,
+            OpPhase.PREPARED,
+            attempt=attempt,
+            folders=[attempt_folder(record.location, op_id, attempt)],
+        )
+        try:
+            prepared = _prepare(site, writer, state, op_id, attempt, changes, kind)
+            with writer.transaction(op_id) as tx:
+                tx.require_not_frozen(record.table_id)
+                tx.publish(prepared)
+                tx.require_no_new_pins(record.table_id, state.cutline.snapshot_id, prepared.tagged)
+                within(tx, prepared, state)
+                tx.tidy_later(
+                    attempt=attempt,
+                    metadata=prepared.new_location,
+                    snapshot=prepared.snapshot_id,
+                    obsolete=list(prepared.obsolete),
+                    expired=list(prepared.expired),
+                )
+            reach("landing.committed")
+            return Landed(op_id, prepared)
+        except Conflict as conflict:
+            discard_attempt(site, record.location, op_id, attempt)
+            if conflict.code not in _AGAIN or attempt == TRIES:
+                raise
+            log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
+            site.clock.sleep(random.uniform(0.02, 0.1) * min(attempt, 10))  # noqa: S311
+    raise AssertionError("unreachable")
+
+
+def _prepare(
+    site: Site,
+    writer: CatalogWriter,
+    state: TableState,
+    op_id: OpId,
+    attempt: int,
+    changes: Callable[[LakeTable, TableState], Sequence[Change]],
+    kind: str,
+) -> Prepared:
+    lake = site.lake.load(state.table.lake)
+    if lake is None:
+        raise Refused(
+            "lake.missing",
+            f"The lake table {state.table.lake} is gone from the catalog.",
+            hint="Somebody dropped it; restore its row in modak_iceberg.iceberg_tables from modak.cutline.metadata_location.",
+        )
+    refuse_foreign_rows(site, writer, state.table, lake, state.cutline.snapshot_id)
+    pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
+    superseded = state.cutline.snapshot_id
+    tag = {superseded} & pinned if superseded is not None else set()
+    stale = [RemoveTag(tag) for tag, snapshot in lake.tags.items() if tag.startswith(PIN_TAG) and snapshot not in pinned]
+    reach("landing.before_prepare")
+    prepared = site.lake.prepare(
+        state.table.lake, op_id, attempt, [*changes(lake, state), *stale], tag=tag - set(lake.tags.values()), kind=kind
+    )
+    reach("landing.prepared")
+    return prepared

@@ -1,0 +1,217 @@
+"""Registration: preflight, the lake table, and everything the catalog holds about the table, in one transaction.
+
+Re-running the same registration is a no-op. A different one is refused by the names of the settings that differ; the layout of an existing
+lake table is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import structlog
+
+from modak.catalog import spill
+from modak.catalog.journal import Journal
+from modak.catalog.records import Cutline, NewPartition, TableConfig, TableRecord
+from modak.core.axis import Width
+from modak.core.errors import ModakError, Refused
+from modak.core.faults import reach
+from modak.core.ids import OpId, new_op_id
+from modak.core.names import TableName
+from modak.core.states import OpPhase
+from modak.lake.model import LakeName, LakeTable, Prepared, attempt_folder
+from modak.postgres.describe import PgTable, describe
+from modak.tables.evolve import column_property
+from modak.tables.observe import holds_rows, new_partition
+from modak.tables.registration.preflight import Preflight, Shape, bounded, inspect
+from modak.tables.registration.request import RegisterRequest, check_available, check_flags, length
+from modak.tables.site import Site
+from modak.tables.tidy import discard_attempt
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The outcome of a registration."""
+
+    table: TableName
+    created: bool
+    preflight: Preflight
+    cut_line: str
+    width: str
+    location: str
+    transparent_writes: bool
+
+
+def preflight(site: Site, request: RegisterRequest) -> Preflight:
+    """Look at everything that registration would look at; changes nothing."""
+    check_flags(request)
+    return _inspect(site, request)[2]
+
+
+def register(site: Site, request: RegisterRequest) -> Registered:
+    """Bring a table into the house, or find it there already as asked."""
+    check_flags(request)
+    check_available(request)
+    heap, existing, found, shape = _inspect(site, request)
+    known = site.reader.table(request.table)
+    if known is not None:
+        _refuse_differences(known, request, heap)
+        return _registered(site, known, found, created=False)
+    found.refuse_if_wrong(request.table)
+    assert shape is not None
+    _create(site, request, heap, existing, shape)
+    record = site.reader.table(request.table)
+    assert record is not None
+    log.info("register.done", table=str(request.table), cut_line=shape.axis.literal(shape.cut_line), location=record.location)
+    return _registered(site, record, found, created=True)
+
+
+def _inspect(site: Site, request: RegisterRequest) -> tuple[PgTable, LakeTable | None, Preflight, Shape | None]:
+    with site.connect(autocommit=True) as conn:
+        heap = describe(conn, request.table, request.tier_key)
+        default_rows = any(holds_rows(conn, leaf) for leaf in heap.leaves if leaf.is_default)
+    existing = _lake_table(site, request)
+    found, shape = inspect(heap, request, existing, default_rows)
+    return heap, existing, found, shape
+
+
+def _lake_table(site: Site, request: RegisterRequest) -> LakeTable | None:
+    """The lake table of that name, if one was left behind; asking Postgres first spares most registrations the JVM."""
+    name = lake_name(site, request)
+    with site.connect(autocommit=True) as conn:
+        row = conn.execute(
+            "SELECT 1 FROM modak_iceberg.iceberg_tables WHERE table_namespace = %s AND table_name = %s",
+            (name.namespace_text, name.name),
+        ).fetchone()
+    return site.lake.load(name) if row else None
+
+
+def lake_name(site: Site, request: RegisterRequest) -> LakeName:
+    """Where the table is found in the lake: `<namespace>.<schema>.<table>`."""
+    return LakeName((site.settings.lake.namespace, request.table.schema), request.table.name)
+
+
+def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeTable | None, shape: Shape) -> None:
+    writer, op_id = site.writer(None), new_op_id(site.clock)
+    config = _config(site, request, heap, shape, existing)
+    folder = attempt_folder(config.location, op_id, 1)
+    Journal(writer).begin(op_id, None, "register", {"table": str(request.table), "location": config.location}, [folder])
+    try:
+        prepared = None if existing else _prepare(site, config, heap, shape, op_id)
+        Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED, attempt=1)
+        line = _first_line(shape, prepared, existing)
+        with writer.transaction(op_id) as tx:
+            if prepared is not None:
+                tx.publish(prepared)
+            tx.register(config, line, [new_partition(leaf) for leaf in bounded(heap)])
+        reach("register.committed")
+    except ModakError:
+        discard_attempt(site, config.location, op_id, 1)
+        Journal(writer).abandon(op_id, _phase(site, op_id))
+        raise
+    Journal(writer).finish(op_id)
+    _enable_spill(site, request)
+
+
+def _prepare(site: Site, config: TableConfig, heap: PgTable, shape: Shape, op_id: OpId) -> Prepared:
+    properties = {**site.settings.lake.props, **column_property(heap)}
+    wanted = {key: value for key, value in properties.items() if not key.startswith(("iceberg.catalog.", "hadoop."))}
+    reach("register.before_prepare")
+    columns = [mapped.column for mapped in shape.columns]
+    prepared = site.lake.prepare_create(config.lake, columns, shape.layout, wanted, op_id, attempt=1)
+    reach("register.prepared")
+    return prepared
+
+
+def _config(
+    site: Site, request: RegisterRequest, heap: PgTable, shape: Shape, existing: LakeTable | None
+) -> TableConfig:
+    numbers = {column.name: column.attnum for column in heap.columns}
+    name = lake_name(site, request)
+    return TableConfig(
+        name=request.table,
+        relid=heap.oid,
+        mode="tiered",
+        pk_columns=request.pk,
+        pk_attnums=tuple(numbers[column] for column in request.pk),
+        tier_key=request.tier_key,
+        tier_attnum=numbers[request.tier_key],
+        axis=shape.axis,
+        width=shape.width,
+        profile_id=site.reader.profile(request.profile).profile_id,
+        lake=name,
+        location=existing.location if existing else site.lake.location(name),
+        layout=asdict(existing.layout if existing else shape.layout),
+        keep_heap=request.keep_heap,
+        lake_retention=length(request.lake_retention, shape.axis, "--lake-retention"),
+        numeric_as=request.numeric_as,
+    )
+
+
+def _first_line(shape: Shape, prepared: Prepared | None, existing: LakeTable | None) -> Cutline:
+    if existing is not None:
+        return Cutline(
+            table_id=0,
+            t=shape.cut_line,
+            snapshot_id=existing.snapshot_id,
+            metadata_location=existing.metadata_location,
+        )
+    assert prepared is not None
+    return Cutline(table_id=0, t=shape.cut_line, snapshot_id=None, metadata_location=prepared.new_location)
+
+
+def _phase(site: Site, op_id: OpId) -> OpPhase:
+    op = site.reader.op(op_id)
+    return op.phase if op else OpPhase.PLANNED
+
+
+def _enable_spill(site: Site, request: RegisterRequest) -> None:
+    """Transparent cold writes where no partition of the user is in the way; a busy table gets them in a later cycle."""
+    try:
+        with site.connect(autocommit=True) as conn:
+            spill.enable(conn, request.table)
+    except ModakError as error:
+        log.info("spill.not_enabled", table=str(request.table), because=error.message)
+
+
+def _refuse_differences(known: TableRecord, request: RegisterRequest, heap: PgTable) -> None:
+    wanted_width = length(request.partition_width, known.axis, "--partition-width")
+    current_width = known.width.amount if known.width and not known.width.months else None
+    pairs = {
+        "--pk": (",".join(known.pk_columns), ",".join(request.pk)),
+        "--tier-key": (known.tier_key, request.tier_key),
+        "--mode": (known.mode, request.mode),
+        "--keep-heap": (known.keep_heap, request.keep_heap),
+        "--lake-retention": (known.lake_retention, length(request.lake_retention, known.axis, "--lake-retention")),
+        "--heap-retention": (known.heap_retention, length(request.heap_retention, known.axis, "--heap-retention")),
+        "--numeric-as": (known.numeric_as, request.numeric_as),
+    }
+    if wanted_width is not None:
+        pairs["--partition-width"] = (current_width or 0, wanted_width)
+    differing = [f"{flag} is {old!r}, not {new!r}" for flag, (old, new) in pairs.items() if old != new]
+    if differing:
+        raise Refused(
+            "register.differs",
+            f"{request.table} is registered already, but differently: {'; '.join(differing)}.",
+            hint="Nothing was changed. Unregister it first to register it anew; the lake table stays.",
+        )
+    if known.relid != heap.oid:
+        raise Refused(
+            "register.another_table",
+            f"{request.table} is not the table that was registered: it was dropped and created again.",
+            hint="Unregister it first; the lake table stays.",
+        )
+
+
+def _registered(site: Site, record: TableRecord, found: Preflight, *, created: bool) -> Registered:
+    with site.connect(autocommit=True) as conn:
+        transparent = spill.find(conn, record.table_id) is not None
+    line = site.reader.cutline(record.table_id)
+    cut_line = "" if line is None or line.t is None else record.axis.literal(line.t)
+    return Registered(record.name, created, found, cut_line, _width(record.width), record.location, transparent)
+
+
+def _width(width: Width | None) -> str:
+    return "unpartitioned" if width is None else str(width)

@@ -1,0 +1,125 @@
+"""The way out: triggers and the spill go, the catalog forgets the table, the lake stays unless it is told to go too.
+
+For a tiered table the lake is the only copy of reclaimed rows, and corrections that have not been folded exist only in `modak.delta`: those are
+never dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from modak.catalog import capture, spill
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableState
+from modak.core.errors import ModakError, Refused
+from modak.core.faults import reach
+from modak.core.ids import new_op_id
+from modak.core.names import TableName
+from modak.core.states import OpPhase, PartitionState
+from modak.tables.site import Site
+
+log = structlog.get_logger()
+
+TRIES = 20
+LOCK_MILLIS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Unregistered:
+    """What unregistering left behind and took away."""
+
+    kept_location: str | None
+    files_removed: int
+    corrections_discarded: int
+
+
+def unregister(
+    site: Site, name: TableName, *, drop_lake: bool = False, discard_corrections: bool = False
+) -> Unregistered:
+    """Let a table go."""
+    state = site.reader.state(name)
+    lost = _only_in_the_delta(site, state)
+    if lost and not drop_lake and not discard_corrections:
+        raise Refused(
+            "unregister.corrections",
+            f"{lost} corrections of {name} are only in modak.delta and would be lost.",
+            hint="Fold them first, or give them up with --discard-corrections.",
+        )
+    _remove_triggers(site, state)
+    writer, op_id = site.writer(None), new_op_id(site.clock)
+    location = state.table.location
+    plan = {"table": str(name), "location": location, "drop_lake": drop_lake}
+    Journal(writer).begin(op_id, state.table.table_id, "unregister", plan, [location] if drop_lake else [])
+    Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED)
+    lake = site.lake.load(state.table.lake) if drop_lake else None
+    with writer.transaction(op_id) as tx:
+        tx.unregister(state.table.table_id)
+        if lake is not None:
+            tx.unpublish(state.table.lake, lake.metadata_location)
+        if drop_lake:
+            tx.tidy_later(purge=location)
+    reach("unregister.committed")
+    removed = _purge(site, location) if drop_lake else 0
+    Journal(writer).finish(op_id, {"files_removed": removed})
+    log.info("unregister.done", table=str(name), lake="dropped" if drop_lake else "kept", files_removed=removed)
+    return Unregistered(None if drop_lake else location, removed, lost)
+
+
+def _purge(site: Site, location: str) -> int:
+    reach("unregister.before_purge")
+    removed = site.store.delete_prefix(location)
+    reach("unregister.after_purge")
+    return removed
+
+
+def _only_in_the_delta(site: Site, state: TableState) -> int:
+    """Delta rows below the cut-line whose leaf has left the heap: nothing else holds their newest image."""
+    kept = [part for part in state.living() if part.state is not PartitionState.DROPPED and part.lower is not None]
+    with site.connect(autocommit=True) as conn:
+        row = conn.execute(
+            "SELECT count(*) FROM modak.delta d WHERE d.table_id = %(table)s AND d.folded_into IS NULL AND NOT EXISTS"
+            " (SELECT FROM unnest(%(lower)s::bigint[], %(upper)s::bigint[]) AS p (low, high)"
+            " WHERE d.tier_key >= p.low AND d.tier_key < p.high)",
+            {
+                "table": state.table.table_id,
+                "lower": [part.lower for part in kept],
+                "upper": [part.upper for part in kept],
+            },
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _remove_triggers(site: Site, state: TableState) -> None:
+    """Take the capture triggers and the spill off; a busy table is asked again for a few seconds."""
+    for part in state.living():
+        if part.trigger_oid is not None:
+            _patiently(site, partial(_remove_capture, site, part.leaf_oid))
+    _patiently(site, partial(_disable_spill, site, state.table.name))
+
+
+def _remove_capture(site: Site, leaf_oid: int) -> None:
+    with site.writer(None).step(LOCK_MILLIS) as tx:
+        capture.remove(tx.conn, leaf_oid)
+
+
+def _disable_spill(site: Site, name: TableName) -> None:
+    with site.connect(autocommit=True) as conn:
+        conn.execute("SELECT set_config('lock_timeout', %s, false)", (f"{LOCK_MILLIS}ms",))
+        exists = conn.execute("SELECT to_regclass(%s)", (str(name),)).fetchone()
+        if exists and exists[0] is not None:
+            spill.disable(conn, name)
+
+
+def _patiently(site: Site, step: Callable[[], None]) -> None:
+    for attempt in range(TRIES):
+        try:
+            step()
+            return
+        except ModakError as error:
+            if error.code != "postgres.busy" or attempt == TRIES - 1:
+                raise
+            site.clock.sleep(0.25)

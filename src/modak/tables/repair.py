@@ -1,0 +1,53 @@
+"""What a start does first: finish or undo what an earlier process left, and say so.
+
+Operations of registered tables are dealt with table by table (`tidy.finish_operations`); here are those that belong to no table: registrations that
+never landed and purges that were cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.lease import Epoch
+from modak.catalog.records import OpRecord
+from modak.core.states import OpPhase
+from modak.tables.site import Site
+from modak.tables.tidy import discard_operation, finish_operations
+
+log = structlog.get_logger()
+
+
+def repair(site: Site, epoch: Epoch) -> int:
+    """Deal with every operation that has not ended; returns how many there were."""
+    writer = site.writer(epoch)
+    handled = 0
+    records = {record.table_id: record for record in site.reader.tables()}
+    for record in records.values():
+        for op, removed in finish_operations(site, writer, site.reader.state(record.name)):
+            _say(op, {"table": str(record.name), "files_removed": removed})
+            handled += 1
+    journal = Journal(writer)
+    for op in site.reader.unfinished_ops():
+        if op.table_id in records:
+            continue
+        handled += 1
+        if op.landed or journal.landed(op.op_id):
+            purge = op.cleanup.get("purge")
+            removed = site.store.delete_prefix(str(purge)) if purge else 0
+            journal.finish(op.op_id)
+        elif op.kind == "register":
+            removed = discard_operation(site, str(op.plan["location"]), op)
+            journal.abandon(op.op_id, op.phase)
+        else:
+            removed = 0
+            journal.abandon(op.op_id, op.phase)
+        _say(op, {"table": str(op.plan.get("table", "?")), "files_removed": removed})
+    return handled
+
+
+def _say(op: OpRecord, more: Mapping[str, object]) -> None:
+    was = "landed, tidied" if op.phase is OpPhase.COMMITTED else f"{op.phase}, undone"
+    log.warning("repair.cleaned", op=op.op_id, kind=op.kind, was=was, **more)

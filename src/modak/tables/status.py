@@ -1,0 +1,145 @@
+"""How every table is doing, for people and scripts. Reads only; no JVM and no Spark."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from modak.catalog.records import OpRecord, StatusRow
+from modak.core.axis import Axis, TierKey
+from modak.core.errors import ModakError
+from modak.core.names import TableName
+from modak.core.states import PartitionState
+from modak.tables.observe import Observed, observe
+from modak.tables.site import Site
+from modak.tables.tiering.plan import survey
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table at a glance."""
+
+    name: TableName
+    mode: str
+    cut_line: str | None
+    snapshot_id: int | None
+    retention_line: str | None
+    high_water: str | None
+    partitions: dict[str, int]
+    heap_bytes: int
+    lake_bytes: int
+    lake_files: int
+    lake_rows: int
+    lag: str | None
+    delta_backlog: int
+    pins: int
+    last_operation: str
+    problems: tuple[str, ...]
+    metadata_location: str | None
+
+
+def collect(site: Site) -> tuple[TableStatus, ...]:
+    """Look at every registered table."""
+    rows = site.reader.status()
+    with site.connect(autocommit=True) as conn:
+        return tuple(_status(site, conn, row) for row in rows)
+
+
+def _status(site: Site, conn: psycopg.Connection[Any], row: StatusRow) -> TableStatus:
+    observed, trouble = _observed(site, conn, row)
+    lake = _lake_totals(site, row)
+    history = site.reader.history(row.table_id, 1)
+    state = observed.state if observed else None
+    return TableStatus(
+        name=row.name,
+        mode=row.mode,
+        cut_line=_literal(row.axis, row.cutline_t),
+        snapshot_id=row.cutline_s,
+        retention_line=_literal(row.axis, row.retention_line),
+        high_water=_literal(row.axis, state.high_water) if state else None,
+        partitions=dict(row.partition_states),
+        heap_bytes=sum(leaf.bytes for leaf in observed.leaves.values()) if observed else 0,
+        lake_bytes=lake.get("total-files-size", 0),
+        lake_files=lake.get("total-data-files", 0),
+        lake_rows=lake.get("total-records", 0),
+        lag=_lag(observed) if observed else None,
+        delta_backlog=row.delta_backlog,
+        pins=row.read_pins,
+        last_operation=_operation(history[0]) if history else "",
+        problems=(*trouble, *_problems(row, observed)),
+        metadata_location=row.metadata_location,
+    )
+
+
+def _observed(site: Site, conn: psycopg.Connection[Any], row: StatusRow) -> tuple[Observed | None, tuple[str, ...]]:
+    try:
+        return observe(site, conn, row.name), ()
+    except ModakError as error:
+        # One table that cannot be looked at must not hide the others.
+        return None, (f"{error.message} {error.hint}".strip(),)
+
+
+def _problems(row: StatusRow, observed: Observed | None) -> Iterator[str]:
+    if observed is not None:
+        if observed.state.frozen:
+            yield observed.state.frozen
+        yield from (finding.message for finding in survey(observed.state))
+    if row.last_error:
+        yield f"last error: {row.last_error}"
+
+
+def _lag(observed: Observed) -> str | None:
+    """How far the oldest rows that are still only in the heap lie behind the newest."""
+    high, axis = observed.state.high_water, observed.state.axis
+    if high is None:
+        return None
+    waiting = [
+        part.lower
+        for part in observed.state.partitions
+        if part.lower is not None and part.state in (PartitionState.HOT, PartitionState.SEALING, PartitionState.TIERING)
+    ]
+    behind = high - min([low for low in waiting if low >= observed.state.cut_line] or [high])
+    return _length(axis, max(behind, 0))
+
+
+def _length(axis: Axis, units: int) -> str:
+    if not axis.is_time:
+        return f"{units:,}"
+    seconds = units * axis.unit // 1_000_000
+    days, rest = divmod(seconds, 86_400)
+    return f"{days}d {rest // 3600}h" if days else f"{rest // 3600}h {rest % 3600 // 60}m"
+
+
+def _lake_totals(site: Site, row: StatusRow) -> dict[str, int]:
+    """The totals that the published snapshot carries in its own summary."""
+    if row.metadata_location is None or row.cutline_s is None:
+        return {}
+    try:
+        raw = site.store.read(row.metadata_location)
+    except ModakError:
+        return {}
+    text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    for snapshot in json.loads(text).get("snapshots", ()):
+        if snapshot["snapshot-id"] == row.cutline_s:
+            return {key: int(value) for key, value in snapshot["summary"].items() if key.startswith("total-")}
+    return {}
+
+
+def _operation(op: OpRecord) -> str:
+    when = op.finished_at or op.started_at
+    rows = f", {int(op.counters['rows']):,} rows" if "rows" in op.counters else ""
+    return f"{op.kind} {op.phase}{rows}, {when:%Y-%m-%d %H:%M:%S}"
+
+
+def _literal(axis: Axis, key: TierKey | None) -> str | None:
+    if key is None:
+        return None
+    try:
+        return axis.literal(key)
+    except OverflowError:
+        return str(key)

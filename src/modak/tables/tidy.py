@@ -1,0 +1,100 @@
+"""After a commit, and after a crash: remove exactly the files that the journal says are ours and that nothing references.
+
+Nothing here lists a whole table. An operation's data lies in one folder, each attempt's manifests in another, its metadata JSON has a name that
+follows from operation and attempt; all of them are known to the journal before they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import OpRecord, TableState
+from modak.catalog.write import CatalogWriter
+from modak.core.faults import reach
+from modak.core.ids import OpId
+from modak.core.states import OpPhase
+from modak.lake.changes import Range
+from modak.lake.model import attempt_folder, data_folder, metadata_stem
+from modak.storage.store import normal
+from modak.tables.site import Site
+
+log = structlog.get_logger()
+
+
+def discard_attempt(site: Site, location: str, op_id: OpId, attempt: int) -> int:
+    """Remove what an attempt that did not land has written."""
+    reach("tidy.before_attempt")
+    removed = site.store.delete_prefix(attempt_folder(location, op_id, attempt))
+    removed += site.store.delete(_metadata_of(site, location, op_id, attempt))
+    reach("tidy.after_attempt")
+    return removed
+
+
+def discard_operation(site: Site, location: str, op: OpRecord) -> int:
+    """Remove everything that an operation which did not land has written."""
+    reach("tidy.before_data")
+    removed = site.store.delete_prefix(data_folder(location, op.op_id))
+    reach("tidy.after_data")
+    return removed + sum(discard_attempt(site, location, op.op_id, attempt) for attempt in range(1, op.attempt + 1))
+
+
+def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
+    """Remove what a landed operation left over; what a pin still needs stays for a later cycle, and so does the operation."""
+    landed = int(op.cleanup.get("attempt", op.attempt))
+    location = state.table.location
+    removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
+    removed += _delete(site, site.lake.unreferenced(attempt_folder(location, op.op_id, landed), op.cleanup["metadata"]))
+    removed += _delete(site, _stray_data(site, state, op))
+    pinned = {normal(pin.metadata_location) for pin in state.pins} | {normal(state.cutline.metadata_location)}
+    obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if normal(uri) not in pinned]
+    removed += _delete(site, obsolete)
+    removed += _delete(site, op.cleanup.get("expired", ()))
+    if len(obsolete) == len(op.cleanup.get("obsolete", ())):
+        Journal(writer).finish(op.op_id)
+    return removed
+
+
+def _delete(site: Site, uris: Iterable[str]) -> int:
+    wanted = list(uris)
+    if not wanted:
+        return 0
+    reach("tidy.before_delete")
+    removed = site.store.delete(wanted)
+    reach("tidy.after_delete")
+    return removed
+
+
+def _stray_data(site: Site, state: TableState, op: OpRecord) -> list[str]:
+    """Files of tasks that Spark ran twice: in the operation's folder, but not in its snapshot."""
+    listed = {entry.uri for entry in site.store.list(data_folder(state.table.location, op.op_id))}
+    snapshot = op.cleanup.get("snapshot")
+    if not listed or snapshot is None:
+        return []
+    rows = Range(state.table.tier_key, op.plan.get("cut_from"), op.plan.get("cut_to"))
+    kept = {normal(found.file.path) for found in site.lake.files(state.table.lake, int(snapshot), rows=rows)}
+    return sorted(uri for uri in listed if normal(uri) not in kept)
+
+
+def _metadata_of(site: Site, location: str, op_id: OpId, attempt: int) -> list[str]:
+    # The version in front is not known after a crash; what follows it is.
+    ending = metadata_stem(0, op_id, attempt).partition("-")[2]
+    return [e.uri for e in site.store.list(f"{location}/metadata/") if ending in e.uri.rpartition("/")[2]]
+
+
+def finish_operations(site: Site, writer: CatalogWriter, state: TableState) -> list[tuple[OpRecord, int]]:
+    """Deal with every operation of a table that has not ended: tidy what landed, remove what did not. Returns what was removed."""
+    handled: list[tuple[OpRecord, int]] = []
+    journal = Journal(writer)
+    for op in state.unfinished:
+        if op.landed or journal.landed(op.op_id):
+            current = site.reader.op(op.op_id) or op
+            if current.phase is OpPhase.COMMITTED:
+                handled.append((current, tidy_landed(site, writer, state, current)))
+            continue
+        removed = discard_operation(site, state.table.location, op)
+        journal.abandon(op.op_id, op.phase)
+        handled.append((op, removed))
+    return handled

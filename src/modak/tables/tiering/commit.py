@@ -1,0 +1,93 @@
+"""The one transaction of a tiering operation: lake pointer, T, S, partition states, delta and journal move together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import LiteralString
+
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.ids import OpId
+from modak.core.states import OpPhase, PartitionState
+from modak.lake.changes import Append, Change, Overwrite, SetProperties
+from modak.lake.model import LakeTable, Prepared
+from modak.tables.landing import Landed, land
+from modak.tables.site import Site
+from modak.tables.tiering.export import Exported
+from modak.tables.tiering.plan import TieringPlan
+
+CUT_LINE = "modak.cut-line"
+"""Table property: T as of this metadata, so that a foreign reader knows where the lake ends."""
+RETIERED = "modak.retiered-by"
+
+WATCHED: LiteralString = """
+    SELECT count(*) = cardinality(%(leaves)s::oid[]) FROM modak.partitions p
+    JOIN pg_trigger g ON g.oid = p.trigger_oid AND g.tgrelid = p.leaf_oid AND g.tgenabled = 'A'
+    JOIN pg_class c ON c.oid = p.leaf_oid AND pg_relation_filenode(c.oid) = p.relfilenode
+    WHERE p.table_id = %(table)s AND p.state <> 'dropped' AND p.leaf_oid = ANY (%(leaves)s::oid[])
+"""
+"""True when every leaf is still the same file and has been watched by the same trigger since it was sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the export relied on, checked again inside the transaction."""
+
+    leaves: tuple[int, ...]
+    pg_snapshot: str
+
+
+def commit(
+    site: Site, writer: CatalogWriter, plan: TieringPlan, op_id: OpId, exported: Exported, evidence: Evidence
+) -> Landed:
+    """Publish the exported files and move the cut-line, in one transaction."""
+
+    def changes(lake: LakeTable, state: TableState) -> Sequence[Change]:
+        return [*_rows(site, lake, state, plan, exported), SetProperties({CUT_LINE: str(plan.cut_to)})]
+
+    def within(tx: CommitTransaction, prepared: Prepared, state: TableState) -> None:
+        table_id = state.table.table_id
+        _still_watched(tx, table_id, evidence)
+        names = [partition.name for partition in plan.partitions]
+        tx.partitions(table_id, names, PartitionState.TIERING, PartitionState.TIERED)
+        tx.purge_delta(table_id, plan.cut_from, plan.cut_to, evidence.pg_snapshot)
+        tx.advance(table_id, plan.cut_from, plan.cut_to, prepared.snapshot_id, prepared.new_location)
+        tx.count(rows=exported.rows, bytes=exported.bytes, files=len(exported.files))
+
+    return land(site, writer, plan.table, op_id, OpPhase.WRITING, changes, within, "tier")
+
+
+def replace_range(
+    site: Site, writer: CatalogWriter, plan: TieringPlan, op_id: OpId, exported: Exported, evidence: Evidence
+) -> Landed:
+    """Publish what the heap holds in a range that is in the lake already; the cut-line stays."""
+
+    def changes(lake: LakeTable, state: TableState) -> Sequence[Change]:
+        return [*_rows(site, lake, state, plan, exported), SetProperties({RETIERED: op_id})]
+
+    def within(tx: CommitTransaction, prepared: Prepared, state: TableState) -> None:
+        table_id = state.table.table_id
+        _still_watched(tx, table_id, evidence)
+        tx.purge_delta(table_id, plan.cut_from, plan.cut_to, evidence.pg_snapshot)
+        becomes = replace(state.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
+        tx.move(state.cutline, becomes)
+        tx.count(rows=exported.rows, bytes=exported.bytes, files=len(exported.files))
+
+    return land(site, writer, plan.table, op_id, OpPhase.WRITING, changes, within, "retier")
+
+
+def _rows(site: Site, lake: LakeTable, state: TableState, plan: TieringPlan, exported: Exported) -> list[Change]:
+    column = state.table.tier_key
+    if site.lake.overlapping_files(state.table.lake, column, plan.cut_from, plan.cut_to):
+        # The range was here before (an earlier registration, or a leaf nobody watched): the heap is the truth.
+        return [Overwrite(column, plan.cut_from, plan.cut_to, exported.files, validate_from=lake.snapshot_id)]
+    return [Append(exported.files)] if exported.files else []
+
+
+def _still_watched(tx: CommitTransaction, table_id: int, evidence: Evidence) -> None:
+    tx.require(
+        "A sealed partition was rewritten, or its capture trigger was removed or disabled: it is exported again.",
+        WATCHED,
+        {"table": table_id, "leaves": list(evidence.leaves)},
+    )

@@ -1,0 +1,136 @@
+"""The heap copy goes: DETACH CONCURRENTLY → DROP → the spill takes over the range.
+
+A leaf is dropped by OID, and only if under the lock it is the very file that was exported and its capture trigger has watched it ever since. The drop and
+the step to `dropped` are one Postgres transaction. Every lock is asked for in milliseconds; what is busy waits for the next cycle. A leaf that
+was not watched without a break is exported again instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from modak.catalog import capture, spill
+from modak.catalog.lease import Epoch
+from modak.catalog.records import PartitionRecord
+from modak.core.errors import ModakError
+from modak.core.faults import reach
+from modak.core.states import PartitionState
+from modak.postgres import ddl
+from modak.tables.observe import Observed
+from modak.tables.site import Site
+from modak.tables.tiering.plan import ReclaimPlan
+
+log = structlog.get_logger()
+
+LOCK_MILLIS = 50
+
+_STILL = """
+    SELECT coalesce(pg_relation_filenode(c.oid), 0)::int8, h.inhparent
+    FROM pg_class c LEFT JOIN pg_inherits h ON h.inhrelid = c.oid WHERE c.oid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What left the heap, and which leaves have to be exported again first."""
+
+    dropped: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()
+
+
+def reclaim(site: Site, conn: psycopg.Connection[Any], epoch: Epoch, observed: Observed, plan: ReclaimPlan) -> Reclaimed:
+    """Drop what the plan says, oldest first; the first that is busy ends the pass."""
+    dropped: list[str] = []
+    for partition in plan.drop:
+        part = observed.records[partition.name]
+        if _unwatched(conn, observed, part):
+            return Reclaimed(tuple(dropped), (part.name,))
+        if not _detach(conn, observed, part):
+            log.info("reclaim.deferred", table=str(plan.table), partition=part.name, reason="the table is busy")
+            break
+        if not _drop(site, epoch, observed, part):
+            break
+        log.info("reclaim.dropped", table=str(plan.table), partition=part.name)
+        dropped.append(part.name)
+    _widen_spill(conn, observed, set(dropped))
+    return Reclaimed(tuple(dropped))
+
+
+def _unwatched(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
+    watch = capture.verify(conn, part.table_id, part.leaf_oid, part.trigger_oid)
+    row = conn.execute(_STILL, (part.leaf_oid,)).fetchone()
+    if row is None:
+        # Gone altogether: the next look at the partitions writes that down.
+        return False
+    if watch.holds and row[0] == part.relfilenode:
+        return False
+    why = watch.broken or "the partition was rewritten"
+    log.warning("reclaim.unwatched", table=str(observed.record.name), partition=part.name, because=why)
+    return True
+
+
+def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
+    leaf = observed.leaves.get(part.name)
+    if leaf is None:
+        return True
+    parent, child = (sql.Identifier(*n) for n in ((observed.heap.name.schema, observed.heap.name.name), (leaf.schema, leaf.name)))
+    has_default = any(other.is_default for other in observed.heap.leaves)
+    reach("reclaim.before_detach")
+    if has_default:
+        # Postgres detaches concurrently only without a DEFAULT partition.
+        done = ddl.attempt(conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, child), LOCK_MILLIS)
+    else:
+        how = sql.SQL("FINALIZE" if leaf.detach_pending else "CONCURRENTLY")
+        done = ddl.attempt_outside(conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how), LOCK_MILLIS)
+    reach("reclaim.after_detach")
+    return done
+
+
+def _drop(site: Site, epoch: Epoch, observed: Observed, part: PartitionRecord) -> bool:
+    name = sql.Identifier(part.leaf_schema, part.name)
+    reach("reclaim.before_drop")
+    try:
+        with site.writer(epoch).step(LOCK_MILLIS) as tx:
+            tx.conn.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(name))
+            if not _is_the_exported_one(tx.conn, observed, part):
+                return False
+            tx.partitions(part.table_id, (part.name,), PartitionState.TIERED, PartitionState.DROPPED)
+            tx.conn.execute(sql.SQL("DROP TABLE {}").format(name))
+    except ModakError as error:
+        if not error.retryable and error.code != "postgres.busy":
+            log.error("reclaim.failed", table=str(observed.record.name), partition=part.name, error=error.message)
+            raise
+        log.info("reclaim.deferred", table=str(observed.record.name), partition=part.name, reason=error.message)
+        return False
+    reach("reclaim.after_drop")
+    return True
+
+
+def _is_the_exported_one(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
+    found = conn.execute("SELECT to_regclass(%s)::oid", (f'{_quoted(part.leaf_schema)}.{_quoted(part.name)}',)).fetchone()
+    row = conn.execute(_STILL, (part.leaf_oid,)).fetchone()
+    if found is None or found[0] != part.leaf_oid or row is None or row[1] is not None:
+        log.warning("reclaim.changed", table=str(observed.record.name), partition=part.name)
+        return False
+    watch = capture.verify(conn, part.table_id, part.leaf_oid, part.trigger_oid)
+    return watch.holds and row[0] == part.relfilenode
+
+
+def _widen_spill(conn: psycopg.Connection[Any], observed: Observed, dropped: set[str]) -> None:
+    """Let plain INSERTs of historical rows reach the delta for all that has left the heap."""
+    found = spill.find(conn, observed.record.table_id)
+    if found is None:
+        return
+    here = [leaf.lower for leaf in observed.heap.leaves if not leaf.is_spill and leaf.lower is not None and leaf.name not in dropped]
+    floor = min([*here, observed.state.cut_line])
+    if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS):
+        log.info("spill.deferred", table=str(observed.record.name), reason="the table is busy")
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'

@@ -1,0 +1,191 @@
+"""One pass over one tiered table: look, premake, tier, reclaim. The daemon runs it each cycle, `modak-worker tier` once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+
+from modak.catalog import spill
+from modak.catalog.lease import Epoch
+from modak.core.errors import Conflict
+from modak.core.names import TableName
+from modak.core.states import PartitionState
+from modak.tables import premake
+from modak.tables.observe import Observed, observe, sync
+from modak.tables.premake import PremakePlan, plan_premake
+from modak.tables.site import Site
+from modak.tables.tidy import finish_operations
+from modak.tables.tiering.move import Moved, move, move_again
+from modak.tables.tiering.plan import (
+    Blocked,
+    Finding,
+    ReclaimPlan,
+    TieringPlan,
+    plan_reclaim,
+    plan_tiering,
+    survey,
+)
+from modak.tables.tiering.reclaim import reclaim
+
+log = structlog.get_logger()
+
+REPLANS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TieringReport:
+    """What one pass did."""
+
+    table: TableName
+    moved_partitions: tuple[str, ...] = ()
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    seconds: float = 0.0
+    cut_to: str | None = None
+    snapshot_id: int | None = None
+    premade: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    blocked: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything happened."""
+        return bool(self.moved_partitions or self.premade or self.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a pass would do now."""
+
+    tiering: TieringPlan | Blocked
+    reclaim: ReclaimPlan
+    premake: PremakePlan
+    findings: tuple[Finding, ...]
+
+
+def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
+    """Run one pass over a table in the name of a leader's epoch."""
+    writer = site.writer(epoch)
+    with site.connect(autocommit=True) as conn:
+        for op, removed in finish_operations(site, writer, site.reader.state(name)):
+            log.info("repair.cleaned", table=str(name), op=op.op_id, kind=op.kind, phase=str(op.phase), files_removed=removed)
+        sync(site, conn, writer, name)
+        observed = observe(site, conn, name)
+        made = premake.run(_premake(site, observed), conn, observed.record.axis)
+        if made:
+            sync(site, conn, writer, name)
+            observed = observe(site, conn, name)
+        findings = _tell(site, epoch, conn, observed)
+        plan, moved = _tier(site, epoch, conn, observed)
+        if moved:
+            observed = observe(site, conn, name)
+        dropped = _reclaim(site, epoch, conn, observed)
+    report = TieringReport(
+        name, premade=tuple(p.name for p in made), dropped=dropped, findings=findings, blocked=_reason(plan)
+    )
+    if not isinstance(plan, TieringPlan) or moved is None:
+        return report
+    return _with_move(report, plan, moved, observed)
+
+
+def dry_run(site: Site, name: TableName) -> DryRun:
+    """The plans of a pass, without touching anything."""
+    with site.connect(autocommit=True) as conn:
+        observed = observe(site, conn, name)
+    return DryRun(
+        plan_tiering(observed.state, _lag(site, observed)),
+        plan_reclaim(observed.state, _reclaim_lag(site, observed)),
+        _premake(site, observed),
+        survey(observed.state),
+    )
+
+
+def _tier(
+    site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed
+) -> tuple[TieringPlan | Blocked, Moved | None]:
+    plan = plan_tiering(observed.state, _lag(site, observed))
+    for again in range(REPLANS):
+        if isinstance(plan, Blocked):
+            return plan, None
+        try:
+            moved = move(site, epoch, observed, plan)
+        except Conflict as conflict:
+            # The world changed between plan and commit: look again and plan from what is there.
+            if again == REPLANS - 1:
+                raise
+            log.info("tiering.again", table=str(plan.table), because=conflict.code, detail=conflict.message)
+            sync(site, conn, site.writer(epoch), observed.record.name)
+            observed = observe(site, conn, observed.record.name)
+            plan = plan_tiering(observed.state, _lag(site, observed))
+            continue
+        log.info("tiering.advanced", table=str(plan.table), cut_line=observed.state.axis.literal(plan.cut_to))
+        return plan, moved
+    raise AssertionError("unreachable")
+
+
+def _reclaim(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed) -> tuple[str, ...]:
+    plan = plan_reclaim(observed.state, _reclaim_lag(site, observed))
+    done = reclaim(site, conn, epoch, observed, plan)
+    for name in done.unwatched:
+        part = observed.records[name]
+        assert part.lower is not None and part.upper is not None
+        partition = next(p for p in observed.state.partitions if p.name == name)
+        move_again(site, epoch, observed, TieringPlan(plan.table, (partition,), part.lower, part.upper))
+    return done.dropped
+
+
+def _tell(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed) -> tuple[Finding, ...]:
+    """Say each finding once in the log, and show it in the status for as long as it lasts."""
+    findings = survey(observed.state)
+    strays = spill.stray_rows(conn, observed.record.table_id)
+    if strays:
+        message = f"{strays} rows stand in the spill partition, where no row may stay."
+        log.error("spill.stray_rows", table=str(observed.record.name), rows=strays)
+        findings = (*findings, Finding("spill.stray_rows", message))
+    if observed.record.frozen is None:
+        known = {f.partition: f.message for f in findings if f.partition}
+        with site.writer(epoch).step() as tx:
+            for part in observed.catalog.living():
+                message_now = known.get(part.name)
+                if part.state is PartitionState.HOT and tx.note_problem(part.table_id, part.name, message_now):
+                    if message_now:
+                        log.warning("grid.finding", table=str(observed.record.name), partition=part.name, finding=message_now)
+    return findings
+
+
+def _with_move(report: TieringReport, plan: TieringPlan, moved: Moved, observed: Observed) -> TieringReport:
+    return TieringReport(
+        report.table,
+        tuple(p.name for p in plan.partitions),
+        moved.rows,
+        moved.bytes,
+        moved.files,
+        moved.seconds,
+        observed.state.axis.literal(plan.cut_to),
+        moved.snapshot_id,
+        report.premade,
+        report.dropped,
+        report.findings,
+        None,
+    )
+
+
+def _premake(site: Site, observed: Observed) -> PremakePlan:
+    return plan_premake(observed.state, site.settings.tiering.premake_partitions, observed.heap.time_zone)
+
+
+def _lag(site: Site, observed: Observed) -> int:
+    return observed.state.axis.span(site.settings.tiering.tiering_lag)
+
+
+def _reclaim_lag(site: Site, observed: Observed) -> int:
+    return observed.state.axis.span(site.settings.tiering.reclaim_lag)
+
+
+def _reason(plan: TieringPlan | Blocked) -> str | None:
+    return plan.reason if isinstance(plan, Blocked) else None

@@ -1,0 +1,55 @@
+"""The documents keep up with the program: commands, flags and links in them exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from modak.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKS = [
+    (page, link)
+    for page in PAGES
+    for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+    if "://" not in link
+]
+CALLS = [
+    (page.name, line.strip())
+    for page in PAGES
+    for line in page.read_text().splitlines()
+    if re.match(r"\s*(?:[A-Z_]+=\S+ )*modak-worker \S", line)
+]
+
+
+def test_the_readme_lists_every_command() -> None:
+    listed = set(re.findall(r"^\| `([a-z]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    group: Any = get_command(app)
+    assert listed == set(group.commands)
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: value.name if isinstance(value, Path) else value)
+def test_links_between_documents_lead_somewhere(page: Path, link: str) -> None:
+    assert (page.parent / link).exists()
+
+
+@pytest.mark.parametrize(("_page", "line"), CALLS)
+def test_commands_in_the_documents_exist_with_their_flags(_page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    words = words[words.index("modak-worker") + 1 :]
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_documents_name_no_path_of_a_build_machine() -> None:
+    for page in PAGES:
+        assert "/work/" not in page.read_text()
