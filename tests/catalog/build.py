@@ -74,7 +74,7 @@ def build(
     conn.execute(
         sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({})) PARTITION BY RANGE ({})").format(
             ident,
-            sql.SQL(columns),  # type: ignore[arg-type]
+            sql.SQL(columns),
             sql.SQL(", ").join(map(sql.Identifier, keys)),
             sql.Identifier(tier),
         )
@@ -122,7 +122,7 @@ def build(
 
 def scalar(conn: Conn, query: str, *params: Any) -> Any:
     """The first column of the first row."""
-    row = conn.execute(query, params).fetchone()  # type: ignore[arg-type]
+    row = conn.execute(query, params).fetchone()
     assert row is not None
     return row[0]
 
@@ -138,5 +138,5 @@ def delta(conn: Conn, table: Built) -> dict[tuple[str, int], dict[str, str | Non
 
 def heap(conn: Conn, table: Built, columns: str = "*") -> list[tuple[Any, ...]]:
     """What the heap shows."""
-    query = sql.SQL("SELECT {} FROM {} ORDER BY 1").format(sql.SQL(columns), table.ident)  # type: ignore[arg-type]
+    query = sql.SQL("SELECT {} FROM {} ORDER BY 1").format(sql.SQL(columns), table.ident)
     return conn.execute(query).fetchall()

@@ -20,7 +20,7 @@ Conn = psycopg.Connection[Any]
 
 
 def run(conn: Conn, table: Built, statement: str, *params: Any) -> psycopg.Cursor[Any]:
-    return conn.execute(sql.SQL(statement).format(table.ident), params)  # type: ignore[arg-type]
+    return conn.execute(sql.SQL(statement).format(table.ident), params)
 
 
 def reclaimed(conn: Conn, columns: str = "id bigint, ts bigint, body text", **how: Any) -> Built:

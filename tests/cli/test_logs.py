@@ -48,6 +48,22 @@ def test_a_terminal_gets_sentences(
     assert line.endswith("exported   public.events: 1,000,000 rows, 61.3 MB, 2.5 s, 400,000 rows/s, 7 files")
 
 
+def test_progress_in_a_terminal_is_overwritten_by_what_comes_next(
+    reset_logs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.cli.logs.on_terminal", lambda _stream: True)
+    reset_logs.configure("console")
+    for done in (1, 2):
+        structlog.get_logger().info("tiering.progress", table="t", tasks=done, of=2)
+    structlog.get_logger().info("tiering.advanced", table="t", cut_line="7")
+    first, second, rest = capsys.readouterr().err.split("\r")
+    assert first.startswith("\x1b[2K")
+    assert first.endswith("1 of 2 tasks are done")
+    assert second.endswith("2 of 2 tasks are done")
+    assert rest.startswith("\x1b[2K")
+    assert rest.endswith("the cut-line is now 7\n")
+
+
 def test_secrets_in_messages_of_libraries_are_masked(reset_logs: Any, log_lines: Callable[[], list[str]]) -> None:
     reset_logs.configure("console")
     logging.getLogger("some.library").warning("retrying postgresql://me:hunter2@host/db")

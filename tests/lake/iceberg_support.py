@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +14,11 @@ import psycopg
 import pyarrow as pa
 
 from modak.lake.changes import Change
-from modak.lake.iceberg import read
 from modak.lake.iceberg.catalog import IcebergLake
 from modak.lake.iceberg.files import FileWriter
 from modak.lake.iceberg.updates import Updates
 from modak.lake.iceberg.vectors import vector_uri, write_vector
-from modak.lake.model import DataFile, LakeColumn, LakeName, LakeTable, Layout, Prepared, Vector, data_folder
+from modak.lake.model import DataFile, LakeColumn, LakeFile, LakeName, LakeTable, Layout, Prepared, Vector, data_folder
 from modak.postgres.dsn import Dsn
 from modak.spark.gateway import Gateway
 from modak.storage import local_path, normal
@@ -50,10 +49,13 @@ class Lab:
         return cls(dsn, IcebergLake(gateway, dsn, warehouse, "modak"))
 
     def create(
-        self, columns: Sequence[LakeColumn] = LONG_TABLE, layout: Layout = BY_HUNDRED, **properties: str
+        self,
+        columns: Sequence[LakeColumn] = LONG_TABLE,
+        layout: Layout = BY_HUNDRED,
+        properties: Mapping[str, str] | None = None,
     ) -> LakeName:
         name = self.lake.name("public", f"t{next(_count):04d}")
-        assert self.publish(self.lake.prepare_create(name, columns, layout, properties, self.op()))
+        assert self.publish(self.lake.prepare_create(name, columns, layout, properties or {}, self.op()))
         return name
 
     def op(self) -> str:
@@ -182,7 +184,14 @@ def shape(lab: Lab, name: LakeName) -> dict[str, Any]:
         }
         for entry in metadata.get("snapshots", [])
     ]
-    same = ("format-version", "last-sequence-number", "last-column-id", "schemas", "current-schema-id", "properties")
+    same: tuple[str, ...] = (
+        "format-version",
+        "last-sequence-number",
+        "last-column-id",
+        "schemas",
+        "current-schema-id",
+        "properties",
+    )
     same += ("partition-specs", "default-spec-id", "last-partition-id", "sort-orders", "next-row-id")
     files = []
     if (current := metadata.get("current-snapshot-id")) not in (None, -1):
@@ -215,7 +224,7 @@ def rows(*keys: int, note: str = "x") -> list[dict[str, Any]]:
     return [{"id": key, "at": key, "note": f"{note}{key}"} for key in keys]
 
 
-def only(lab: Lab, name: LakeName) -> list[read.LakeFile]:
+def only(lab: Lab, name: LakeName) -> list[LakeFile]:
     """The live files of the current snapshot."""
     current = lab.table(name).snapshot_id
     assert current is not None

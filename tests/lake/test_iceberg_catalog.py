@@ -22,13 +22,24 @@ from tests.lake.iceberg_support import BY_HUNDRED, LONG_TABLE, Lab, only, rows, 
 
 pytestmark = pytest.mark.spark
 
-ALL_TYPES = ("boolean", "int", "long", "float", "double", "decimal(10,2)", "string", "binary", "uuid", "date")
+ALL_TYPES: tuple[str, ...] = (
+    "boolean",
+    "int",
+    "long",
+    "float",
+    "double",
+    "decimal(10,2)",
+    "string",
+    "binary",
+    "uuid",
+    "date",
+)
 ALL_TYPES += ("timestamp", "timestamptz", "list<string>", "list<decimal(38,18)>", "list<timestamptz>")
 
 
 def test_a_created_table_loads_with_ids_layout_and_properties(lab: Lab) -> None:
     columns = [LakeColumn("id", "long", required=True), *(LakeColumn(f"c{i}", t) for i, t in enumerate(ALL_TYPES))]
-    name = lab.create(columns, Layout("truncate", 1000, "id"), **{"iceberg.table.write.parquet.compression-level": "3"})
+    name = lab.create(columns, Layout("truncate", 1000, "id"), {"iceberg.table.write.parquet.compression-level": "3"})
     table = lab.table(name)
     assert [(column.name, column.type, column.required) for column in table.schema] == [
         (column.name, column.type, column.required) for column in columns
@@ -153,6 +164,11 @@ def test_a_column_dropped_and_added_again_does_not_bring_old_values_back(lab: La
     table = lab.table(name)
     assert table.layout == Layout("truncate", 100, "moment")
     assert table.properties["write.metadata.metrics.column.moment"] == "full"
+    mapping = {
+        entry["field-id"]: entry["names"] for entry in json.loads(table.properties["schema.name-mapping.default"])
+    }
+    assert mapping[2] == ["at", "moment"], "files without ids are read by either name"
+    assert mapping[4] == ["note"]
 
 
 def test_files_are_streamed_in_chunks_with_bounds_sequence_and_vectors(

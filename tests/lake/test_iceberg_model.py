@@ -113,7 +113,7 @@ def test_foreign_snapshots_are_those_without_an_operation_of_ours() -> None:
 def test_a_line_that_does_not_lead_back_is_said_to_be_unrelated() -> None:
     rolled_back = _metadata((1, None, True), (2, 1, True), (3, 1, True))
     assert [(found.id, found.operation) for found in foreign_since(rolled_back, 2)] == [(3, "unrelated")]
-    replaced = {"snapshots": [], "current-snapshot-id": None}
+    replaced: dict[str, Any] = {"snapshots": [], "current-snapshot-id": None}
     assert [found.operation for found in foreign_since(replaced, 2)] == ["unrelated"]
 
 

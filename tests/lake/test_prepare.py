@@ -214,7 +214,7 @@ def test_an_attempt_cannot_overwrite_the_metadata_of_an_earlier_one(lab: Lab) ->
 
 
 def test_metadata_files_that_fall_out_of_the_log_are_named(lab: Lab) -> None:
-    name = lab.create(**{"write.metadata.previous-versions-max": "2"})
+    name = lab.create(properties={"write.metadata.previous-versions-max": "2"})
     locations = [lab.table(name).metadata_location]
     for key in range(4):
         prepared = lab.commit(name, SetProperties({"k": str(key)}))
@@ -226,7 +226,7 @@ def test_metadata_files_that_fall_out_of_the_log_are_named(lab: Lab) -> None:
 def test_manifests_merged_away_while_preparing_are_leftovers_and_nothing_else_is(lab: Lab) -> None:
     from modak.storage import Store
 
-    name = lab.create(**{"commit.manifest.min-count-to-merge": "2"})
+    name = lab.create(properties={"commit.manifest.min-count-to-merge": "2"})
     prepared = lab.commit(name, *(Append(lab.write(name, rows(key))) for key in (1, 2, 3)))
     leftovers = lab.lake.leftovers(prepared)
     listed = {uri for uri in table_folder(lab, name) if uri.startswith(prepared.attempt_folder)}

@@ -69,6 +69,13 @@ def disable(conn: Conn, name: TableName) -> bool:
     return bool(row and row[0])
 
 
+def forget(conn: Conn, table_id: int) -> None:
+    """Drop the shadow of a table that was dropped behind our back, its spill partition with it."""
+    reach("spill.before_forget")
+    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("modak", f"shadow_{table_id}")))
+    reach("spill.after_forget")
+
+
 def widen(conn: Conn, table_id: int, upper: int, lock_millis: int = 50) -> bool:
     """Let the spill take rows up to `upper`, in one short transaction; False when the table is busy."""
     reach("spill.before_widen")

@@ -28,6 +28,10 @@ DETAIL = frozenset(
 """Events that say to a person what another event says better; a terminal shows them only with --debug."""
 
 
+PASSING = frozenset({"tiering.progress"})
+"""Events whose line a terminal overwrites with the next one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One line of a table's life."""

@@ -15,13 +15,16 @@ from typing import Any
 import structlog
 
 from modak.cli.errors import debugging
-from modak.cli.life import DETAIL, describe
+from modak.cli.life import DETAIL, PASSING, describe
 from modak.cli.masking import mask_fields
 from modak.cli.output import on_terminal, paint
 
 Fields = MutableMapping[str, Any]
 
 _QUIET = ("py4j", "pyspark", "urllib3", "asyncio", "psycopg", "psycopg.pool")
+_CLEAR = "\x1b[2K"
+"""Wipes the line that a passing event has left."""
+
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 
 
@@ -68,7 +71,7 @@ class _Stderr:
 
     def msg(self, message: str) -> None:
         try:
-            sys.stderr.write(message + "\n")
+            sys.stderr.write(message if message.endswith("\r") else message + "\n")
             sys.stderr.flush()
         except (BrokenPipeError, ValueError):
             pass
@@ -86,7 +89,9 @@ def _console(_logger: object, _method: str, event: Fields) -> str:
     if on_terminal(sys.stderr):
         if name in DETAIL and not debugging():
             raise structlog.DropEvent
-        line = _for_people(name, level, moment, fields)
+        line = _CLEAR + _for_people(name, level, moment, fields)
+        if name in PASSING:
+            return f"{line}\r"
     else:
         line = " ".join(part for part in (moment, f"{level:<7}", name, _pairs(fields)) if part)
     return f"{line}\n{trouble}" if trouble else line

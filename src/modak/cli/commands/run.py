@@ -50,8 +50,11 @@ def run(
                 _greet(site, chosen)
                 if demo:
                     _prepare_demo(site)
+                tell = chosen.log.format != "json"
+                if tell and site.reader.tables():
+                    _show_status(site)
                 note("Starting Spark …")
-                _serve(site, tell=chosen.log.format != "json")
+                _serve(site, tell=tell)
     except KeyboardInterrupt:
         pass
     note("Stopped. Starting again resumes where this left off.")

@@ -16,6 +16,7 @@ from typing import Any
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
 from modak.lake.changes import Change, CreateTag, ExpireSnapshots, RemoveTag, SetProperties, SnapshotChange
+from modak.lake.iceberg.durable import make_durable
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.iceberg.read import snapshot_of
 from modak.lake.iceberg.schema import schema_json, spec_of
@@ -85,6 +86,7 @@ def prepare(
     metadata = transaction.currentMetadata()
     _refuse_what_is_missing(java, metadata, changes, moved=own_path != base_path)
     location = _write(java, transaction, metadata, _version(base.metadataFileLocation()) + 1, attempt)
+    make_durable(folder, location)
     reach("lake.metadata_written")
     snapshot, base_snapshot = metadata.currentSnapshot(), base.currentSnapshot()
     gone = set(_logged(java, base)) - set(_logged(java, metadata))
@@ -122,6 +124,8 @@ def prepare_create(java: Java, catalog: Any, identifier: Any, new: NewTable, att
     transaction.updateProperties().set("schema.name-mapping.default", text).commit()
     reach("lake.create_started")
     new_location = _write(java, transaction, transaction.currentMetadata(), 0, attempt)
+    folder = attempt_folder(new.location, attempt.op_id, attempt.number)
+    make_durable(folder, new_location)
     reach("lake.create_written")
     return Prepared(
         identifier=new.name,
@@ -129,7 +133,7 @@ def prepare_create(java: Java, catalog: Any, identifier: Any, new: NewTable, att
         new_location=new_location,
         snapshot_id=None,
         base_snapshot_id=None,
-        attempt_folder=attempt_folder(new.location, attempt.op_id, attempt.number),
+        attempt_folder=folder,
         location=new.location,
     )
 

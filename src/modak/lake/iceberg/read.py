@@ -227,7 +227,8 @@ def listed(java: Java, io: Any, folder: str) -> list[str]:
         with java.failures():
             entries = java.stream(io.listPrefix(folder)).toList()
     except JavaFailure as failure:
-        if failure.simple_name in ("NotFoundException", "FileNotFoundException"):
+        # Hadoop's listing wraps it once more.
+        if "FileNotFoundException" in str(failure) or failure.simple_name == "NotFoundException":
             return []
         raise plainly(failure, f"listing {folder}") from failure
     return [normal(uri) for uri in java.texts(entries, java.method(".io.FileInfo", "location", _TEXT))]

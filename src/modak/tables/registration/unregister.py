@@ -14,7 +14,7 @@ import structlog
 
 from modak.catalog import capture, spill
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableState
+from modak.catalog.records import TableRecord, TableState
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.core.ids import new_op_id
@@ -98,7 +98,7 @@ def _remove_triggers(site: Site, state: TableState) -> None:
     for part in state.living():
         if part.trigger_oid is not None:
             _patiently(site, partial(_remove_capture, site, part.leaf_oid))
-    _patiently(site, partial(_disable_spill, site, state.table.name))
+    _patiently(site, partial(_disable_spill, site, state.table))
 
 
 def _remove_capture(site: Site, leaf_oid: int) -> None:
@@ -106,12 +106,14 @@ def _remove_capture(site: Site, leaf_oid: int) -> None:
         capture.remove(tx.conn, leaf_oid)
 
 
-def _disable_spill(site: Site, name: TableName) -> None:
+def _disable_spill(site: Site, table: TableRecord) -> None:
     with site.connect(autocommit=True) as conn:
         conn.execute("SELECT set_config('lock_timeout', %s, false)", (f"{LOCK_MILLIS}ms",))
-        exists = conn.execute("SELECT to_regclass(%s)", (str(name),)).fetchone()
-        if exists and exists[0] is not None:
-            spill.disable(conn, name)
+        here = conn.execute("SELECT 1 FROM pg_class WHERE oid = %s", (table.relid,)).fetchone()
+        if here is None:
+            spill.forget(conn, table.table_id)
+        else:
+            spill.disable(conn, table.name)
 
 
 def _patiently(site: Site, step: Callable[[], None]) -> None:
