@@ -1,4 +1,6 @@
-"""What a contestant used: wall time, CPU of all its processes (never Postgres') and peak memory, sampled from outside."""
+"""What a contestant used: wall time, CPU of all its processes (never Postgres') and peak memory, sampled from
+outside.
+"""
 
 from __future__ import annotations
 

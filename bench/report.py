@@ -41,7 +41,9 @@ class Report:
         for column in ("who", "rows/s", "rows per CPU-second", "peak RSS MB"):
             table.add_column(column, justify="left" if column == "who" else "right")
         for line in self.lines:
-            table.add_row(line.who, *(_number(v) for v in (line.rows_per_second, line.per_cpu_second, line.peak_rss_mb)))
+            table.add_row(
+                line.who, *(_number(v) for v in (line.rows_per_second, line.per_cpu_second, line.peak_rss_mb))
+            )
         Console().print(table)
         ratios = {f"vs_{name}": round(self.ours / rate, 3) for name, rate in self.rivals.items() if rate}
         if self.limit:

@@ -1,8 +1,9 @@
 """How fast rows move: one tiering pass against the plain Spark way and against what Postgres can COPY out.
 
-Every contestant runs in a process of its own on the same table, first cold (the first job of its session), then warm. Ours is the whole
-pass: seal, export, commit, cut-line. The rival `spark_jdbc` reads with Spark's partitioned JDBC reader and appends with Iceberg's own writer. The
-limit is COPY … TO '/dev/null' in binary form on as many connections as cores: rows that leave Postgres and arrive nowhere.
+Every contestant runs in a process of its own on the same table, first cold (the first job of its session), then warm.
+Ours is the whole pass: seal, export, commit, cut-line. The rival `spark_jdbc` reads with Spark's partitioned JDBC
+reader and appends with Iceberg's own writer. The limit is COPY … TO '/dev/null' in binary form on as many connections
+as cores: rows that leave Postgres and arrive nowhere.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
         print(json.dumps(CONTESTANTS[known.contestant](Path(known.home), known.rows)))
         return
     with tempfile.TemporaryDirectory(prefix="modak-bench-") as folder:
-        os.chmod(folder, 0o755)  # noqa: PTH101
+        os.chmod(folder, 0o755)
         home = Path(folder)
         server = _server(home)
         try:
@@ -104,7 +105,10 @@ def _fill(dsn, rows: int) -> None:
         conn.execute(_CREATE)
         for at in range(PARTITIONS + 1):
             low = at * width
-            conn.execute(f"CREATE TABLE public.events_p{at} PARTITION OF public.events FOR VALUES FROM ({low}) TO ({low + width})")
+            conn.execute(
+                f"CREATE TABLE public.events_p{at} PARTITION OF public.events"
+                f" FOR VALUES FROM ({low}) TO ({low + width})"
+            )
         for at in range(PARTITIONS):
             conn.execute(_FILL, (at * width, (at + 1) * width - 1))
         # One row in the last partition makes all others old enough.
@@ -194,9 +198,11 @@ def spark_jdbc(home: Path, rows: int) -> dict[str, dict[str, float]]:
         def run() -> None:
             spark.sql("DROP TABLE IF EXISTS rival.lake.events PURGE")
             spark.sql(
-                "CREATE TABLE rival.lake.events (id bigint, occurred_at bigint, user_id int, kind string, amount decimal(12,2),"
+                "CREATE TABLE rival.lake.events"
+                " (id bigint, occurred_at bigint, user_id int, kind string, amount decimal(12,2),"
                 f" ok boolean, created timestamp) USING iceberg PARTITIONED BY (truncate({width}, occurred_at))"
-                " TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none', 'write.spark.fanout.enabled'='true')"
+                " TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none',"
+                " 'write.spark.fanout.enabled'='true')"
             )
             spark.read.format("jdbc").options(**options).load().writeTo("rival.lake.events").append()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,6 @@ class Lakehouse:
 
     @property
     def columns(self) -> tuple[LakeColumn, ...]:
-        import json
-
         return columns_of(json.loads(self.java.iceberg.SchemaParser.toJson(self.table.schema())))
 
     def append(self, files: Sequence[DataFile]) -> None:
@@ -50,7 +50,9 @@ class Lakehouse:
 
     @property
     def metadata(self) -> str:
-        return max(str(path) for path in Path(self.location.removeprefix("file://"), "metadata").glob("v*.metadata.json"))
+        return max(
+            str(path) for path in Path(self.location.removeprefix("file://"), "metadata").glob("v*.metadata.json")
+        )
 
     def by_spark(self, spark: Any, order: str, where: str = "true") -> pa.Table:
         return spark.read.format("iceberg").load(self.location).where(where).orderBy(order).toArrow()
@@ -60,14 +62,11 @@ class Lakehouse:
 
     def duckdb(self, sql: str) -> pa.Table:
         import duckdb
-        import duckdb_extension_avro
-        import duckdb_extension_iceberg
 
-        with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as conn:
-            for package in (duckdb_extension_avro, duckdb_extension_iceberg):
-                package.import_extension(package.__name__.removeprefix("duckdb_extension_"), con=conn) if hasattr(
-                    package, "import_extension"
-                ) else None
+        with duckdb.connect() as conn:
+            for extension in ("avro", "iceberg"):
+                folder = import_module(f"duckdb_extension_{extension}").__path__[0]
+                conn.execute(f"LOAD '{folder}/extensions/v{duckdb.__version__}/{extension}.duckdb_extension'")
             conn.execute("SET TimeZone = 'UTC'")
             return conn.execute(sql).to_arrow_table()
 

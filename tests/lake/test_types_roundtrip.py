@@ -1,4 +1,4 @@
-"""Every type, from the heap through ADBC into Parquet, against what Postgres itself says and against the way by text."""
+"""Every type from the heap through ADBC into Parquet, against what Postgres itself says and the way by text."""
 
 from __future__ import annotations
 
@@ -86,7 +86,22 @@ def _check_against_postgres(conn: Any, heap: pa.Table) -> None:
     for name, formula in expected.items():
         rows = conn.execute(f"SELECT ({formula.format(name)})::bigint FROM every ORDER BY k").fetchall()
         assert plain(heap.column(name)) == [row[0] for row in rows], name
-    for name in ("b", "i2", "i4", "i8", "n12_2", "n38_10", "n3_5", "n3_minus2", "n_free", "by", "u", "t", "a_i4", "a_t"):
+    for name in (
+        "b",
+        "i2",
+        "i4",
+        "i8",
+        "n12_2",
+        "n38_10",
+        "n3_5",
+        "n3_minus2",
+        "n_free",
+        "by",
+        "u",
+        "t",
+        "a_i4",
+        "a_t",
+    ):
         rows = conn.execute(f"SELECT {name} FROM every ORDER BY k").fetchall()
         assert plain(heap.column(name)) == [row[0] for row in rows], name
 

@@ -27,7 +27,8 @@ class Events:
     def create(cls, site: Site, partitions: int = 3, last: int = 250, name: str = "events") -> Events:
         events = cls(site, TableName("public", name))
         events.sql(
-            f"CREATE TABLE public.{name} (id bigint, ts bigint, body text, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)"
+            f"CREATE TABLE public.{name} (id bigint, ts bigint, body text, PRIMARY KEY (id, ts))"
+            " PARTITION BY RANGE (ts)"
         )
         for at in range(partitions):
             events.add_partition(at * 100)
@@ -72,7 +73,10 @@ class Events:
             f"SELECT pk, tier_key, op, payload FROM modak.delta WHERE table_id = {state.table.table_id}"
             f" AND tier_key < {state.cutline.t}"
         )
-        return {(pk, key): (payload if isinstance(payload, dict) else json.loads(payload)) if op == 1 else None for pk, key, op, payload in rows}
+        return {
+            (pk, key): (payload if isinstance(payload, dict) else json.loads(payload)) if op == 1 else None
+            for pk, key, op, payload in rows
+        }
 
     def cold(self) -> set[Row]:
         """Lake with the delta laid over it: what a seam read shows below the cut-line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from hypothesis import given
@@ -109,7 +110,7 @@ def test_a_plan_is_always_contiguous_from_the_cut_line_and_old_enough(
     cuts: set[int], drop: set[int], high: int, lag: int
 ) -> None:
     edges = sorted(cuts)
-    bounds = [pair for i, pair in enumerate(zip(edges, edges[1:], strict=False)) if i not in drop]
+    bounds = [pair for i, pair in enumerate(itertools.pairwise(edges)) if i not in drop]
     plan = plan_tiering(grid(*bounds, cut_line=edges[0], high_water=high), lag)
     if isinstance(plan, Blocked):
         return

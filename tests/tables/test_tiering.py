@@ -71,8 +71,6 @@ def test_a_table_without_rows_waits(site: Site, leader: Leader) -> None:
     assert "no rows" in report.blocked
 
 
-
-
 def test_empty_old_partitions_move_the_cut_line_without_a_snapshot(site: Site, leader: Leader) -> None:
     events = Events.create(site, last=-1)
     events.sql("INSERT INTO public.events VALUES (1, 250, 'only')")

@@ -226,15 +226,16 @@ def purge_delta(conn: Conn, table_id: int, lower: TierKey, upper: TierKey, pg_sn
 
 
 def require_no_new_pins(conn: Conn, table_id: int, snapshot_id: int | None, tagged: Collection[int]) -> None:
-    """Stop when a reader has pinned the snapshot that is about to be superseded and no tag keeps it.
+    """Stop when a reader has pinned, or is pinning, the snapshot that is about to be superseded and no tag keeps it.
 
-    The lock makes readers who are pinning right now finish first; those who come later see the new snapshot.
+    Readers hold the lock shared until their pin is committed. It is only tried: a reader who keeps a transaction open
+    must not hold up commits, and the next attempt brings a tag. Those who come later see the new snapshot.
     """
-    conn.execute("SELECT pg_advisory_xact_lock(modak.pin_lock_key(%s))", (table_id,))
     if snapshot_id is None or snapshot_id in tagged:
         return
+    quiet = conn.execute("SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))", (table_id,)).fetchone()
     row = conn.execute(_NEW_PINS, (table_id, snapshot_id)).fetchone()
-    if row and row[0]:
+    if not (quiet and quiet[0]) or (row and row[0]):
         raise Conflict(
             "catalog.new_pin", f"A reader has pinned snapshot {snapshot_id} meanwhile: prepare it with a tag."
         )

@@ -1,8 +1,8 @@
 """The tier-key axis: every kind of tier key as one order-preserving int64.
 
-Integers are themselves, dates are days and timestamps microseconds since 1970 (UTC). T, R, partition bounds and `modak.delta`
-hold axis values only, so planners compare plain integers and never see a type. Calendar months are a width of their own,
-because no fixed number of days is a month.
+Integers are themselves, dates are days and timestamps microseconds since 1970 (UTC). T, R, partition bounds and
+`modak.delta` hold axis values only, so planners compare plain integers and never see a type. Calendar months are a
+width of their own, because no fixed number of days is a month.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from enum import StrEnum
 from zoneinfo import ZoneInfo
 
 from modak.core.errors import UsageError
-
 
 _DAY = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

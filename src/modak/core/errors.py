@@ -1,7 +1,7 @@
 """Errors that tell the next step.
 
-Every failure a user can meet is a `ModakError`: a stable code, what happened, what to do, and whether trying again can
-help. The daemon retries by the field `retryable`, never by matching text; the CLI prints message and hint.
+Every failure a user can meet is a `ModakError`: a stable code, what happened, what to do, and whether trying again
+can help. The daemon retries by the field `retryable`, never by matching text; the CLI prints message and hint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Crash points have names.
 
 `reach("tiering.files_written")` stands before and after every external effect and does nothing in production. A test
-arms one point with an action (raise, kill the process, or call something) and walks all of them. The armed fault travels into Spark
-tasks with the work (`spark.distribute`), so points inside tasks are reachable too.
+arms one point with an action (raise, kill the process, or call something) and walks all of them. The armed fault
+travels into Spark tasks with the work (`spark.distribute`), so points inside tasks are reachable too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The daemon: campaign, repair, then the same pass over every table, cycle after cycle.
 
-A table that fails backs off alone and says why; the others go on. Losing the lease sends the process back to campaigning. Losing the JVM ends the
-process, so that its supervisor starts a whole one.
+A table that fails backs off alone and says why; the others go on. Losing the lease sends the process back to
+campaigning. Losing the JVM ends the process, so that its supervisor starts a whole one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Leading: one process holds the lease and renews it while it works.
 
-Renewal runs in a thread of its own, so a long export does not cost the lead. Losing the lease stops nothing by force: every commit checks the epoch in
-its own transaction, and the loop looks at `lost` between steps.
+Renewal runs in a thread of its own, so a long export does not cost the lead. Losing the lease stops nothing by force:
+every commit checks the epoch in its own transaction, and the loop looks at `lost` between steps.
 """
 
 from __future__ import annotations

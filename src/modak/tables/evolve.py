@@ -1,8 +1,8 @@
 """A table's columns change while it lives; the lake follows before the next rows arrive.
 
-The plan is pure: heap columns against lake columns, matched by attribute number (remembered in the lake table's own properties), so that
-a rename is a rename and a column dropped and added again under its old name is a new column. The change itself is a commit without
-rows: S stays, the pointer moves.
+The plan is pure: heap columns against lake columns, matched by attribute number (remembered in the lake table's own
+properties), so that a rename is a rename and a column dropped and added again under its old name is a new column. The
+change itself is a commit without rows: S stays, the pointer moves.
 """
 
 from __future__ import annotations
@@ -145,5 +145,6 @@ def _initial(column: PgColumn, wanted: MappedColumn) -> str | None:
 def _about(column: PgColumn) -> Iterator[str]:
     if column.default is not None and column.missing_value is None and not column.default_constant:
         yield (
-            f"column {quote(column.name)} has a default that differs from row to row; rows already in the lake show NULL"
+            f"column {quote(column.name)} has a default that differs from row to row;"
+            " rows already in the lake show NULL"
         )

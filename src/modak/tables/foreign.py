@@ -1,7 +1,7 @@
 """Snapshots that somebody else committed to our lake tables.
 
-A `replace` only rearranges rows (a foreign compaction) and is taken along. Anything else changed rows behind our back: publication freezes,
-the status says so by name, and it goes on when an operator has looked and accepts it.
+A `replace` only rearranges rows (a foreign compaction) and is taken along. Anything else changed rows behind our
+back: publication freezes, the status says so by name, and it goes on when an operator has looked and accepts it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from modak.tables.site import Site
 log = structlog.get_logger()
 
 
-def refuse_foreign_rows(site: Site, writer: CatalogWriter, record: TableRecord, lake: LakeTable, since: int | None) -> None:
+def refuse_foreign_rows(
+    site: Site, writer: CatalogWriter, record: TableRecord, lake: LakeTable, since: int | None
+) -> None:
     """Freeze publication and stop when a foreign snapshot since ours changed rows."""
     for snapshot in site.lake.foreign_snapshots(lake, since):
         if not snapshot.changes_rows:
@@ -32,7 +34,7 @@ def refuse_foreign_rows(site: Site, writer: CatalogWriter, record: TableRecord, 
         log.error("lake.frozen", table=str(record.name), snapshot=snapshot.id, operation=snapshot.operation)
         raise Refused(
             "lake.foreign_rows",
-            f"Snapshot {snapshot.id} ({snapshot.operation}) of {record.lake} was not made here and may have changed rows.",
+            f"Snapshot {snapshot.id} ({snapshot.operation}) of {record.lake} is not ours and may have changed rows.",
             hint=f"Look at it; to go on from it: modak-worker accept --table {record.name}",
         )
 
@@ -42,7 +44,9 @@ def accept(site: Site, name: TableName) -> str:
     state = site.reader.state(name)
     lake = site.lake.load(state.table.lake)
     if lake is None:
-        raise Refused("lake.missing", f"The lake table of {name} is gone.", hint="Restore it from a backup of the warehouse.")
+        raise Refused(
+            "lake.missing", f"The lake table of {name} is gone.", hint="Restore it from a backup of the warehouse."
+        )
     if state.table.frozen is None and lake.snapshot_id == state.cutline.snapshot_id:
         return f"{name}: nothing to accept, the lake is at the published snapshot."
     reach("foreign.before_accept")

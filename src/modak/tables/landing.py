@@ -1,7 +1,9 @@
-"""The way of every lake commit of a table: prepare, then the one transaction, again from the start when somebody was faster.
+"""The way of every lake commit of a table: prepare, then the one transaction, again from the start when somebody was
+faster.
 
-The flows bring two functions: which changes to make to the lake table as it is now, and what else moves in the same transaction. All that can collide is
-dealt with here: foreign commits, pins taken meanwhile, stale tags. The journal names every folder before anything is written into it.
+The flows bring two functions: which changes to make to the lake table as it is now, and what else moves in the same
+transaction. All that can collide is dealt with here: foreign commits, pins taken meanwhile, stale tags. The journal
+names every folder before anything is written into it.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def land(
 ) -> Landed:
     """Make one lake commit of an operation that is in `phase`; raises only when trying again cannot help."""
     journal = Journal(writer)
+    someone_pins = False
     for attempt in range(1, TRIES + 1):
         state = site.reader.state(name)
         record = state.table
@@ -63,7 +66,7 @@ def land(
             folders=[attempt_folder(record.location, op_id, attempt)],
         )
         try:
-            prepared = _prepare(site, writer, state, op_id, attempt, changes, kind)
+            prepared = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
             with writer.transaction(op_id) as tx:
                 tx.require_not_frozen(record.table_id)
                 tx.publish(prepared)
@@ -82,6 +85,7 @@ def land(
             discard_attempt(site, record.location, op_id, attempt)
             if conflict.code not in _AGAIN or attempt == TRIES:
                 raise
+            someone_pins = someone_pins or conflict.code == "catalog.new_pin"
             log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
             site.clock.sleep(random.uniform(0.02, 0.1) * min(attempt, 10))  # noqa: S311
     raise AssertionError("unreachable")
@@ -95,19 +99,23 @@ def _prepare(
     attempt: int,
     changes: Callable[[LakeTable, TableState], Sequence[Change]],
     kind: str,
+    someone_pins: bool,
 ) -> Prepared:
     lake = site.lake.load(state.table.lake)
     if lake is None:
         raise Refused(
             "lake.missing",
             f"The lake table {state.table.lake} is gone from the catalog.",
-            hint="Somebody dropped it; restore its row in modak_iceberg.iceberg_tables from modak.cutline.metadata_location.",
+            hint="Somebody dropped it; modak.cutline.metadata_location tells what its row in"
+            " modak_iceberg.iceberg_tables must point at.",
         )
     refuse_foreign_rows(site, writer, state.table, lake, state.cutline.snapshot_id)
     pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
     superseded = state.cutline.snapshot_id
-    tag = {superseded} & pinned if superseded is not None else set()
-    stale = [RemoveTag(tag) for tag, snapshot in lake.tags.items() if tag.startswith(PIN_TAG) and snapshot not in pinned]
+    tag = {superseded} if superseded is not None and (someone_pins or superseded in pinned) else set()
+    stale = [
+        RemoveTag(tag) for tag, snapshot in lake.tags.items() if tag.startswith(PIN_TAG) and snapshot not in pinned
+    ]
     reach("landing.before_prepare")
     prepared = site.lake.prepare(
         state.table.lake, op_id, attempt, [*changes(lake, state), *stale], tag=tag - set(lake.tags.values()), kind=kind

@@ -1,7 +1,7 @@
 """What is there now: the heap's leaves, the catalog's partitions and the pins of one table, as one planner state.
 
-Each cycle begins here. `sync` first brings `modak.partitions` in line with what users did (new leaves, dropped ones, renames), then
-`observe` returns the pure values that the planners work on.
+Each cycle begins here. `sync` first brings `modak.partitions` in line with what users did (new leaves, dropped ones,
+renames), then `observe` returns the pure values that the planners work on.
 """
 
 from __future__ import annotations
@@ -149,4 +149,5 @@ def _frozen(record: TableRecord) -> str | None:
     if record.frozen is None:
         return None
     what = ", ".join(f"{key} {value}" for key, value in record.frozen.items())
-    return f"a foreign snapshot changed rows in the lake ({what}); look at it, then: modak-worker accept --table {record.name}"
+    then = f"modak-worker accept --table {record.name}"
+    return f"a foreign snapshot changed rows in the lake ({what}); look at it, then: {then}"

@@ -1,7 +1,8 @@
 """Empty partitions ahead of the write frontier, so that an INSERT never fails for lack of one.
 
-The plan is pure. The runner creates each partition detached and attaches it (a weaker lock than CREATE … PARTITION OF), with a lock
-timeout of milliseconds: when the table is busy it gives up and the next cycle tries again, so no user ever queues behind us.
+The plan is pure. The runner creates each partition detached and attaches it (a weaker lock than CREATE … PARTITION
+OF), with a lock timeout of milliseconds: when the table is busy it gives up and the next cycle tries again, so no
+user ever queues behind us.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, lock_millis: in
 def _create_and_attach(table: TableName, partition: NewPartition, axis: Axis) -> sql.Composed:
     parent, child = sql.Identifier(table.schema, table.name), sql.Identifier(table.schema, partition.name)
     create = sql.SQL(
-        "CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING STORAGE)"
+        "CREATE TABLE {child} (LIKE {parent}"
+        " INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING STORAGE)"
     ).format(child=child, parent=parent)
     attach = sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({low}) TO ({high})").format(
         parent=parent,

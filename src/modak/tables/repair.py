@@ -1,7 +1,7 @@
 """What a start does first: finish or undo what an earlier process left, and say so.
 
-Operations of registered tables are dealt with table by table (`tidy.finish_operations`); here are those that belong to no table: registrations that
-never landed and purges that were cut short.
+Operations of registered tables are dealt with table by table (`tidy.finish_operations`); here are those that belong
+to no table: registrations that never landed and purges that were cut short.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The place where a flow runs: settings, clock and lazily opened rooms.
 
-A command that needs no lake opens no JVM, and one that needs no Spark starts none. The runners of the flows take a `Site` and say in
-their signature nothing else about the world.
+A command that needs no lake opens no JVM, and one that needs no Spark starts none. The runners of the flows take a
+`Site` and say in their signature nothing else about the world.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Site:
     settings: Settings
     dsn: Dsn
     clock: Clock = field(default_factory=SystemClock)
+    told: set[tuple[int, str]] = field(default_factory=set)
+    """Findings that were said already, so that a cycle of seconds does not repeat them."""
 
     @cached_property
     def reader(self) -> CatalogReader:

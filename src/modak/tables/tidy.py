@@ -1,7 +1,9 @@
-"""After a commit, and after a crash: remove exactly the files that the journal says are ours and that nothing references.
+"""After a commit, and after a crash: remove exactly the files that the journal says are ours and that nothing
+references.
 
-Nothing here lists a whole table. An operation's data lies in one folder, each attempt's manifests in another, its metadata JSON has a name that
-follows from operation and attempt; all of them are known to the journal before they are written.
+Nothing here lists a whole table. An operation's data lies in one folder, each attempt's manifests in another, its
+metadata JSON has a name that follows from operation and attempt; all of them are known to the journal before they are
+written.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def discard_operation(site: Site, location: str, op: OpRecord) -> int:
 
 
 def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
-    """Remove what a landed operation left over; what a pin still needs stays for a later cycle, and so does the operation."""
+    """Remove what a landed operation left over; while a pin needs some of it, the operation stays unfinished."""
     landed = int(op.cleanup.get("attempt", op.attempt))
     location = state.table.location
     removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
@@ -85,7 +87,7 @@ def _metadata_of(site: Site, location: str, op_id: OpId, attempt: int) -> list[s
 
 
 def finish_operations(site: Site, writer: CatalogWriter, state: TableState) -> list[tuple[OpRecord, int]]:
-    """Deal with every operation of a table that has not ended: tidy what landed, remove what did not. Returns what was removed."""
+    """Deal with every operation of a table that has not ended: tidy what landed, undo what did not."""
     handled: list[tuple[OpRecord, int]] = []
     journal = Journal(writer)
     for op in state.unfinished:

@@ -1,14 +1,16 @@
 -- Late writes: from the moment a leaf is sealed, every change to it is also a row of modak.delta, in the writer's own
 -- transaction. Bodies here write a backslash as chr(92), because the writer's session decides how literals are read.
 
+-- The helpers have no search_path of their own: their callers have, and a function without settings is inlined.
+
 CREATE FUNCTION modak.base_type(of oid) RETURNS oid
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     base oid;
 BEGIN
     LOOP
-        SELECT t.typbasetype INTO base FROM pg_type t WHERE t.oid = of AND t.typtype = 'd';
+        SELECT t.typbasetype INTO base FROM pg_catalog.pg_type t WHERE t.oid = of AND t.typtype = 'd';
         IF NOT FOUND THEN
             RETURN of;
         END IF;
@@ -17,22 +19,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION modak.text_sql(attribute text, type oid) RETURNS text
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    -- A cast of somebody's own type is somebody's own function, and this runs with the worker's rights: such types
-    -- go through their output function, which cannot be replaced.
-    SELECT CASE
-        WHEN t.typnamespace = 'pg_catalog'::regnamespace THEN format('(r.%I)::text', attribute)
-        ELSE format('CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END', attribute)
-    END
-    FROM pg_type t
-    WHERE t.oid = CASE WHEN EXISTS (SELECT FROM pg_type d WHERE d.oid = type AND d.typtype = 'd')
-        THEN modak.base_type(type) ELSE type END
-$$;
-
 CREATE FUNCTION modak.axis_sql(axis text, attribute text) RETURNS text
-    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql IMMUTABLE
 AS $$
     -- Infinities, and timestamps whose microseconds do not fit, are the ends of the axis: a write never fails for them.
     SELECT CASE axis
@@ -61,13 +49,13 @@ AS $$
     END
 $$;
 
-CREATE FUNCTION modak.image_sql(
-    leaf oid, keys int2[], tier int2, axis text,
-    OUT pk text, OUT tier_key text, OUT payload text, OUT same_identity text
-)
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION modak.image_sql(leaf oid, keys int2[], tier int2, axis text)
+    RETURNS TABLE (pk text, tier_key text, payload text, same_identity text)
+    LANGUAGE sql STABLE
 AS $$
-    -- Expressions over a row called r; same_identity compares it with the row given as $1.
+    -- Expressions over a row called r; same_identity compares it with the row given as $1. A cast of somebody's own type
+    -- is somebody's own function, and the expressions run with the worker's rights: such types go through their output
+    -- function, which cannot be replaced.
     SELECT
         CASE WHEN cardinality(keys) = 1 THEN min(c.as_text) FILTER (WHERE c.attnum = keys[1])
         ELSE string_agg(
@@ -79,15 +67,21 @@ AS $$
             string_agg(quote_literal(c.attname), ', ' ORDER BY c.attnum), string_agg(c.as_text, ', ' ORDER BY c.attnum)),
         string_agg(format('r.%1$I = ($1).%1$I', c.attname), ' AND ') FILTER (WHERE c.attnum = ANY (keys || tier))
     FROM (
-        SELECT a.attnum, a.attname::text, modak.text_sql(a.attname, a.atttypid) AS as_text
-        FROM pg_attribute a WHERE a.attrelid = leaf AND a.attnum > 0 AND NOT a.attisdropped
+        SELECT a.attnum, a.attname::text AS attname, CASE
+            WHEN (CASE WHEN t.typtype = 'd' THEN (
+                SELECT b.typnamespace FROM pg_catalog.pg_type b WHERE b.oid = modak.base_type(t.oid)
+            ) ELSE t.typnamespace END) = 'pg_catalog'::regnamespace THEN format('(r.%I)::text', a.attname)
+            ELSE format('CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END', a.attname)
+        END AS as_text
+        FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = leaf AND a.attnum > 0 AND NOT a.attisdropped
     ) c
 $$;
 
 CREATE FUNCTION modak.record_change(
     of_table bigint, of_pk text, at_key bigint, from_key bigint, image jsonb
 ) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql
 AS $$
 BEGIN
     -- No image is a tombstone. The version is drawn while the row is held, so versions of one key never run backwards.

@@ -10,29 +10,26 @@ CREATE TABLE modak.spills (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT bounds_in_order CHECK (lower_bound <= upper_bound)
 );
-COMMENT ON COLUMN modak.spills.shape IS 'Definition of the columns and checks that the shadow table was made from';
+COMMENT ON COLUMN modak.spills.shape IS 'Which definition of columns and checks the shadow table was made from';
 
 CREATE FUNCTION modak.shape(rel oid) RETURNS text
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql STABLE
 AS $$
-    SELECT md5(concat_ws('|',
+    -- Changes with every new version of a catalog row that describes a column or a check, and is cheap to ask per row.
+    SELECT concat_ws('|',
         (
-            SELECT string_agg(concat_ws(':', a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attnotnull,
-                CASE WHEN a.attgenerated <> '' THEN (
-                    SELECT concat(a.attgenerated, pg_get_expr(d.adbin, d.adrelid))
-                    FROM pg_attrdef d WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
-                ) END), ',' ORDER BY a.attnum)
-            FROM pg_attribute a WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped
+            SELECT string_agg(concat(a.xmin, a.ctid), ',' ORDER BY a.attnum)
+            FROM pg_catalog.pg_attribute a WHERE a.attrelid = rel AND a.attnum > 0
         ),
         (
-            SELECT string_agg(concat_ws(':', c.conname, pg_get_expr(c.conbin, c.conrelid)), ',' ORDER BY c.conname)
-            FROM pg_constraint c WHERE c.conrelid = rel AND c.contype = 'c'
-        )))
+            SELECT string_agg(concat(c.xmin, c.ctid), ',' ORDER BY c.oid)
+            FROM pg_catalog.pg_constraint c WHERE c.conrelid = rel AND c.contype = 'c'
+        ))
 $$;
 
 CREATE FUNCTION modak.shadow_name(of_table bigint) RETURNS text
-    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT format('modak.%I', 'shadow_' || of_table) $$;
+    LANGUAGE sql IMMUTABLE
+AS $$ SELECT 'modak.shadow_' || of_table $$;
 
 CREATE FUNCTION modak.make_shadow(of_table bigint, spill oid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning
@@ -84,7 +81,7 @@ BEGIN
 
     SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
     FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
-    image := modak.image_sql(TG_RELID, keys, tier, entry.axis);
+    SELECT * INTO image FROM modak.image_sql(TG_RELID, keys, tier, entry.axis);
     -- Only a real table can judge a row: NOT NULL, CHECK, generated columns and types hold because the row was in one.
     EXECUTE format('INSERT INTO %s AS r (%s) SELECT %s FROM (SELECT ($1).*) n RETURNING r.ctid AS at, %s AS pk, %s AS tier_key,'
         ' %s AS payload', modak.shadow_name(watched), columns, columns, image.pk, image.tier_key, image.payload)

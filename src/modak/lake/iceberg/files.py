@@ -64,6 +64,11 @@ class _OpenFile:
         )
         reach("files.created")
 
+    def discard(self) -> None:
+        # Or it would write its footer into the closed file when it is collected.
+        self.parquet.is_open = False
+        self.output.discard()
+
     @property
     def written(self) -> int:
         size: int = self.output.stream.tell()
@@ -139,8 +144,7 @@ class FileWriter:
         self._waiting.clear()
         self._waiting_bytes = 0
         while self._open:
-            _, file = self._open.popitem()
-            file.output.discard()
+            self._open.popitem()[1].discard()
         while self._done:
             remove(self._done.pop().path)
         reach("files.aborted")

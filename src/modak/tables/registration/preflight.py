@@ -1,7 +1,7 @@
 """Everything that could be wrong with a registration, found before anything is changed and told in one list.
 
-`inspect` is pure: it turns a described table and a request into a `Preflight`. The same value tells how much will move and about
-how long that takes, so the user decides with open eyes.
+`inspect` is pure: it turns a described table and a request into a `Preflight`. The same value tells how much will
+move and about how long that takes, so the user decides with open eyes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> I
     if not {"owner", "owner_of_partitions"} <= table.privileges:
         yield Problem(
             "register.privileges",
-            f"The worker's role does not own {table.name} and all its partitions, so it cannot add triggers or drop partitions.",
+            f"The worker's role does not own {table.name} and all its partitions,"
+            " so it cannot add triggers or drop partitions.",
             f"Run: GRANT {quote(table.owner)} TO <the worker's role>.",
         )
     if not {"create_in_schema", "usage_of_schema"} <= table.privileges:
@@ -154,7 +155,9 @@ def _grid_problems(table: PgTable, request: RegisterRequest, default_rows: bool)
     for leaf in table.leaves:
         if leaf.kind != "r":
             what = "partitioned again" if leaf.kind == "p" else "not a plain table"
-            yield Problem("register.partition_kind", f"Partition {quote(leaf.name)} is {what}.", "Only one level is tiered.")
+            yield Problem(
+                "register.partition_kind", f"Partition {quote(leaf.name)} is {what}.", "Only one level is tiered."
+            )
     if default_rows:
         name = next(leaf.name for leaf in table.leaves if leaf.is_default)
         yield Problem(
@@ -183,7 +186,8 @@ def _key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, P
         needed = ", ".join(quote(column) for column in table.primary_key)
         yield Problem(
             "register.pk_not_covering",
-            f"--pk {','.join(request.pk)} and the tier key do not cover the primary key ({needed}), so they do not identify a row.",
+            f"--pk {','.join(request.pk)} and the tier key do not cover the primary key ({needed}),"
+            " so they do not identify a row.",
             f"Use --pk {','.join(column for column in table.primary_key if column != request.tier_key)}.",
         )
     for name in request.pk:
@@ -199,7 +203,9 @@ def _key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, P
 
 def _name_problems(table: PgTable) -> Iterator[Problem]:
     if "." in table.name.schema or "." in table.name.name:
-        yield Problem("register.dotted_name", f"A dot in a name ({table.name}) cannot be told from a namespace in the lake.")
+        yield Problem(
+            "register.dotted_name", f"A dot in a name ({table.name}) cannot be told from a namespace in the lake."
+        )
     for clash in name_clashes(column.name for column in table.columns):
         yield Problem("register.overlapping_names", clash.reason, clash.hint)
     if table.persistence == "t":
@@ -221,7 +227,7 @@ def _notes(table: PgTable, existing: LakeTable | None) -> Iterator[str]:
         if leaf.is_default:
             yield f"DEFAULT partition {quote(leaf.name)}: rows that land in it are not tiered."
         elif leaf.lower is None:
-            yield f"Partition {quote(leaf.name)} starts at MINVALUE: it is not tiered, and transparent cold writes stay off."
+            yield f"Partition {quote(leaf.name)} starts at MINVALUE: it is not tiered; cold INSERTs are not diverted."
         elif leaf.upper is None:
             yield f"Partition {quote(leaf.name)} ends at MAXVALUE: it is not tiered, and no partitions are made ahead."
 
@@ -230,7 +236,9 @@ def _shape(table: PgTable, request: RegisterRequest) -> Shape:
     tier = next(column for column in table.columns if column.name == request.tier_key)
     axis = axis_of(tier.type)
     grid = bounded(table)
-    assert axis is not None and grid[0].lower is not None and grid[0].upper is not None
+    assert axis is not None
+    assert grid[0].lower is not None
+    assert grid[0].upper is not None
     given = length(request.partition_width, axis, "--partition-width")
     inferred = Width.between(grid[0].lower, grid[0].upper, axis, table.time_zone)
     width = inferred if given is None else Width(given) if given else None

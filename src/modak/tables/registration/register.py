@@ -1,7 +1,7 @@
 """Registration: preflight, the lake table, and everything the catalog holds about the table, in one transaction.
 
-Re-running the same registration is a no-op. A different one is refused by the names of the settings that differ; the layout of an existing
-lake table is never touched.
+Re-running the same registration is a no-op. A different one is refused by the names of the settings that differ; the
+layout of an existing lake table is never touched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import structlog
 
 from modak.catalog import spill
 from modak.catalog.journal import Journal
-from modak.catalog.records import Cutline, NewPartition, TableConfig, TableRecord
+from modak.catalog.records import Cutline, TableConfig, TableRecord
 from modak.core.axis import Width
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
@@ -64,7 +64,9 @@ def register(site: Site, request: RegisterRequest) -> Registered:
     _create(site, request, heap, existing, shape)
     record = site.reader.table(request.table)
     assert record is not None
-    log.info("register.done", table=str(request.table), cut_line=shape.axis.literal(shape.cut_line), location=record.location)
+    log.info(
+        "register.done", table=str(request.table), cut_line=shape.axis.literal(shape.cut_line), location=record.location
+    )
     return _registered(site, record, found, created=True)
 
 

@@ -59,7 +59,9 @@ def check_flags(request: RegisterRequest) -> None:
             hint="Choose one.",
         )
     if request.lake_retention is not None and request.partition_width == "0":
-        raise UsageError("usage.width", "--lake-retention needs a partition width.", hint="Leave out --partition-width 0.")
+        raise UsageError(
+            "usage.width", "--lake-retention needs a partition width.", hint="Leave out --partition-width 0."
+        )
     if request.chunk_rows is not None and request.chunk_rows < 1:
         raise UsageError("usage.chunk_rows", "--chunk-rows must be at least 1.")
     numeric_rule(request.numeric_as)

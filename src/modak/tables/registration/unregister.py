@@ -1,7 +1,7 @@
 """The way out: triggers and the spill go, the catalog forgets the table, the lake stays unless it is told to go too.
 
-For a tiered table the lake is the only copy of reclaimed rows, and corrections that have not been folded exist only in `modak.delta`: those are
-never dropped silently.
+For a tiered table the lake is the only copy of reclaimed rows, and corrections that have not been folded exist only
+in `modak.delta`: those are never dropped silently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The one transaction of a tiering operation: lake pointer, T, S, partition states, delta and journal move together or not at all."""
+"""The one transaction of a tiering operation: lake pointer, T, S, partition states, delta and journal move together
+or not at all.
+"""
 
 from __future__ import annotations
 

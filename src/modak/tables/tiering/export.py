@@ -1,9 +1,9 @@
 """From heap pages to Parquet files: the step in which rows move.
 
-The driver cuts the sealed leaves into ctid ranges of roughly equal bytes, all read under one exported snapshot, and hands
-them to Spark tasks. A task streams Arrow batches out of Postgres (COPY binary), decodes them column by column and writes its own files; what
-comes back is a few hundred bytes of JSON per file. Memory per task is bounded by one batch and one row group, whatever the size of the
-partition; the driver holds one entry per file.
+The driver cuts the sealed leaves into ctid ranges of roughly equal bytes, all read under one exported snapshot, and
+hands them to Spark tasks. A task streams Arrow batches out of Postgres (COPY binary), decodes them column by column
+and writes its own files; what comes back is a few hundred bytes of JSON per file. Memory per task is bounded by one
+batch and one row group, whatever the size of the partition; the driver holds one entry per file.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def write_split(split: Split) -> list[DataFile]:
 
 
 def _query(leaf: HeldLeaf, mapped: Sequence[MappedColumn], pages: Pages) -> str:
-    # Composed as text: it travels to an ADBC connection inside a task. Identifiers are quoted, page numbers are integers.
+    # Text, because it travels to an ADBC connection inside a task. Identifiers are quoted, page numbers are integers.
     name = f"{quoted_identifier(leaf.name.schema)}.{quoted_identifier(leaf.name.name)}"
     return f"SELECT {select_list(mapped)} FROM ONLY {name} WHERE {ctid_predicate(pages)}"  # noqa: S608
 

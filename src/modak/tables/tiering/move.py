@@ -1,7 +1,8 @@
 """One tiering operation from the journal to the tidying: seal → export → commit.
 
-`move` takes aged partitions into the lake and moves the cut-line. `move_again` exports a tiered partition once more, because it was
-not watched without a break and the lake may lack a write; the heap copy, still there, replaces the range.
+`move` takes aged partitions into the lake and moves the cut-line. `move_again` exports a tiered partition once more,
+because it was not watched without a break and the lake may lack a write; the heap copy, still there, replaces the
+range.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def _source(site: Site, writer: CatalogWriter, observed: Observed) -> Callable[[
     if lake is None:
         raise Refused("lake.missing", f"The lake table {record.lake} is gone from the catalog.")
     lake = evolve(site, writer, observed.catalog, observed.heap, mapped, lake)
-    few = frozenset(c.name for c in observed.heap.columns if c.n_distinct is not None and 0 < c.n_distinct <= FEW_VALUES)
+    few = frozenset(
+        c.name for c in observed.heap.columns if c.n_distinct is not None and 0 < c.n_distinct <= FEW_VALUES
+    )
     cut = tuple(sorted(part.upper for part in observed.state.partitions if part.upper is not None))
     return lambda held: Source(
         site.dsn, tuple(held), tuple(mapped), lake, record.tier_key, few, site.settings.lake.target_file_bytes, cut
@@ -142,7 +145,9 @@ def _refuse_new_columns(site: Site, seen: PgTable, tier_key: str) -> None:
     with site.connect() as conn:
         now = describe(conn, seen.name, tier_key)
     if [(c.name, c.attnum, c.type) for c in now.columns] != [(c.name, c.attnum, c.type) for c in seen.columns]:
-        raise Conflict("tiering.columns_changed", f"The columns of {seen.name} changed just now; the plan is made again.")
+        raise Conflict(
+            "tiering.columns_changed", f"The columns of {seen.name} changed just now; the plan is made again."
+        )
 
 
 def _note_export(
@@ -207,5 +212,3 @@ def _journaled(plan: TieringPlan) -> dict[str, object]:
         "partitions": [part.name for part in plan.partitions],
         "table": [plan.table.schema, plan.table.name],
     }
-
-

@@ -1,8 +1,8 @@
 """What one tiering pass will do, decided without I/O.
 
-`plan_tiering` picks the contiguous run of partitions above the cut-line that has aged enough; `plan_reclaim` picks the tiered
-partitions whose heap copy nobody needs any more; `survey` names everything about the partition grid that an operator must know. Dry runs print
-these plans, the runners execute the same values.
+`plan_tiering` picks the contiguous run of partitions above the cut-line that has aged enough; `plan_reclaim` picks
+the tiered partitions whose heap copy nobody needs any more; `survey` names everything about the partition grid that
+an operator must know. Dry runs print these plans, the runners execute the same values.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ def survey(state: TableState) -> tuple[Finding, ...]:
 def _survey(state: TableState) -> Iterator[Finding]:
     for partition in state.partitions:
         if partition.is_default:
-            rows = "holds rows that will never be tiered" if partition.has_rows else "is empty, but rows that land in it stay"
+            rows = (
+                "holds rows that will never be tiered"
+                if partition.has_rows
+                else "is empty, but rows that land in it stay"
+            )
             yield Finding("grid.default", f"DEFAULT partition {quote(partition.name)} {rows}.", partition.name)
         elif partition.lower is None:
             yield Finding(
@@ -160,14 +164,14 @@ def _survey(state: TableState) -> Iterator[Finding]:
         elif partition.upper is None:
             yield Finding(
                 "grid.maxvalue",
-                f"Partition {quote(partition.name)} ends at MAXVALUE: it is not tiered and leaves premake nothing to do.",
+                f"Partition {quote(partition.name)} ends at MAXVALUE: it is not tiered, and premake has nothing to do.",
                 partition.name,
             )
         elif partition.upper <= state.cut_line and partition.state not in _IN_LAKE:
             yield Finding(
                 "grid.below_cut_line",
-                f"Partition {quote(partition.name)} lies below the cut-line {state.axis.literal(state.cut_line)} but was never "
-                "tiered; its rows are not read through the seam. Move them with plain INSERTs through the table, then drop it.",
+                f"Partition {quote(partition.name)} lies below the cut-line {state.axis.literal(state.cut_line)}, but"
+                " was never tiered; its rows are not read through the seam. Move them elsewhere and drop it.",
                 partition.name,
             )
     yield from _gaps(state)
@@ -176,7 +180,8 @@ def _survey(state: TableState) -> Iterator[Finding]:
 def _gaps(state: TableState) -> Iterator[Finding]:
     cursor = state.cut_line
     for partition in _above(state):
-        assert partition.lower is not None and partition.upper is not None
+        assert partition.lower is not None
+        assert partition.upper is not None
         if partition.lower > cursor:
             low, high = state.axis.literal(cursor), state.axis.literal(partition.lower)
             yield Finding(
@@ -224,5 +229,6 @@ def _nothing_ready(state: TableState, lag: int) -> Blocked:
     missing = first.upper + lag - state.high_water
     return Blocked(
         state.table,
-        f"{quote(first.name)} is not old enough: the highest tier key {state.axis.literal(state.high_water)} must grow by {missing}",
+        f"{quote(first.name)} is not old enough: the highest tier key {state.axis.literal(state.high_water)}"
+        f" must grow by {missing}",
     )

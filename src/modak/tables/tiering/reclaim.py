@@ -1,8 +1,9 @@
 """The heap copy goes: DETACH CONCURRENTLY → DROP → the spill takes over the range.
 
-A leaf is dropped by OID, and only if under the lock it is the very file that was exported and its capture trigger has watched it ever since. The drop and
-the step to `dropped` are one Postgres transaction. Every lock is asked for in milliseconds; what is busy waits for the next cycle. A leaf that
-was not watched without a break is exported again instead.
+A leaf is dropped by OID, and only if under the lock it is the very file that was exported and its capture trigger has
+watched it ever since. The drop and the step to `dropped` are one Postgres transaction. Every lock is asked for in
+milliseconds; what is busy waits for the next cycle. A leaf that was not watched without a break is exported again
+instead.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Reclaimed:
     unwatched: tuple[str, ...] = ()
 
 
-def reclaim(site: Site, conn: psycopg.Connection[Any], epoch: Epoch, observed: Observed, plan: ReclaimPlan) -> Reclaimed:
+def reclaim(
+    site: Site, conn: psycopg.Connection[Any], epoch: Epoch, observed: Observed, plan: ReclaimPlan
+) -> Reclaimed:
     """Drop what the plan says, oldest first; the first that is busy ends the pass."""
     dropped: list[str] = []
     for partition in plan.drop:
@@ -78,7 +81,9 @@ def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRe
     leaf = observed.leaves.get(part.name)
     if leaf is None:
         return True
-    parent, child = (sql.Identifier(*n) for n in ((observed.heap.name.schema, observed.heap.name.name), (leaf.schema, leaf.name)))
+    parent, child = (
+        sql.Identifier(*n) for n in ((observed.heap.name.schema, observed.heap.name.name), (leaf.schema, leaf.name))
+    )
     has_default = any(other.is_default for other in observed.heap.leaves)
     reach("reclaim.before_detach")
     if has_default:
@@ -86,7 +91,9 @@ def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRe
         done = ddl.attempt(conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, child), LOCK_MILLIS)
     else:
         how = sql.SQL("FINALIZE" if leaf.detach_pending else "CONCURRENTLY")
-        done = ddl.attempt_outside(conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how), LOCK_MILLIS)
+        done = ddl.attempt_outside(
+            conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how), LOCK_MILLIS
+        )
     reach("reclaim.after_detach")
     return done
 
@@ -112,7 +119,9 @@ def _drop(site: Site, epoch: Epoch, observed: Observed, part: PartitionRecord) -
 
 
 def _is_the_exported_one(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
-    found = conn.execute("SELECT to_regclass(%s)::oid", (f'{_quoted(part.leaf_schema)}.{_quoted(part.name)}',)).fetchone()
+    found = conn.execute(
+        "SELECT to_regclass(%s)::oid", (f"{_quoted(part.leaf_schema)}.{_quoted(part.name)}",)
+    ).fetchone()
     row = conn.execute(_STILL, (part.leaf_oid,)).fetchone()
     if found is None or found[0] != part.leaf_oid or row is None or row[1] is not None:
         log.warning("reclaim.changed", table=str(observed.record.name), partition=part.name)
@@ -126,7 +135,11 @@ def _widen_spill(conn: psycopg.Connection[Any], observed: Observed, dropped: set
     found = spill.find(conn, observed.record.table_id)
     if found is None:
         return
-    here = [leaf.lower for leaf in observed.heap.leaves if not leaf.is_spill and leaf.lower is not None and leaf.name not in dropped]
+    here = [
+        leaf.lower
+        for leaf in observed.heap.leaves
+        if not leaf.is_spill and leaf.lower is not None and leaf.name not in dropped
+    ]
     floor = min([*here, observed.state.cut_line])
     if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS):
         log.info("spill.deferred", table=str(observed.record.name), reason="the table is busy")

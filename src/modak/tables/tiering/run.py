@@ -1,4 +1,6 @@
-"""One pass over one tiered table: look, premake, tier, reclaim. The daemon runs it each cycle, `modak-worker tier` once."""
+"""One pass over one tiered table: look, premake, tier, reclaim. The daemon runs it each cycle, `modak-worker tier`
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from modak.catalog import spill
 from modak.catalog.lease import Epoch
 from modak.core.errors import Conflict
 from modak.core.names import TableName
-from modak.core.states import PartitionState
 from modak.tables import premake
 from modak.tables.observe import Observed, observe, sync
 from modak.tables.premake import PremakePlan, plan_premake
@@ -73,7 +74,9 @@ def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
     writer = site.writer(epoch)
     with site.connect(autocommit=True) as conn:
         for op, removed in finish_operations(site, writer, site.reader.state(name)):
-            log.info("repair.cleaned", table=str(name), op=op.op_id, kind=op.kind, phase=str(op.phase), files_removed=removed)
+            log.info(
+                "repair.cleaned", table=str(name), op=op.op_id, kind=op.kind, phase=str(op.phase), files_removed=removed
+            )
         sync(site, conn, writer, name)
         observed = observe(site, conn, name)
         made = premake.run(_premake(site, observed), conn, observed.record.axis)
@@ -133,7 +136,8 @@ def _reclaim(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: 
     done = reclaim(site, conn, epoch, observed, plan)
     for name in done.unwatched:
         part = observed.records[name]
-        assert part.lower is not None and part.upper is not None
+        assert part.lower is not None
+        assert part.upper is not None
         partition = next(p for p in observed.state.partitions if p.name == name)
         move_again(site, epoch, observed, TieringPlan(plan.table, (partition,), part.lower, part.upper))
     return done.dropped
@@ -145,16 +149,17 @@ def _tell(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Obs
     strays = spill.stray_rows(conn, observed.record.table_id)
     if strays:
         message = f"{strays} rows stand in the spill partition, where no row may stay."
-        log.error("spill.stray_rows", table=str(observed.record.name), rows=strays)
         findings = (*findings, Finding("spill.stray_rows", message))
-    if observed.record.frozen is None:
-        known = {f.partition: f.message for f in findings if f.partition}
+    for finding in findings:
+        if (observed.record.table_id, finding.message) not in site.told:
+            site.told.add((observed.record.table_id, finding.message))
+            log.warning("grid.finding", table=str(observed.record.name), code=finding.code, finding=finding.message)
+    known = {finding.partition: finding.message for finding in findings if finding.partition}
+    news = [part for part in observed.catalog.living() if part.problem != known.get(part.name)]
+    if news:
         with site.writer(epoch).step() as tx:
-            for part in observed.catalog.living():
-                message_now = known.get(part.name)
-                if part.state is PartitionState.HOT and tx.note_problem(part.table_id, part.name, message_now):
-                    if message_now:
-                        log.warning("grid.finding", table=str(observed.record.name), partition=part.name, finding=message_now)
+            for part in news:
+                tx.note_problem(part.table_id, part.name, known.get(part.name))
     return findings
 
 

@@ -1,8 +1,9 @@
 """Sealing: from here on, no write to these partitions can be missed.
 
-In one short transaction the capture trigger goes onto the leaves and their state becomes `sealing`. From its commit on, every write
-to them also lands in `modak.delta` in the writer's own transaction, and only then is the export snapshot taken. The lock that a trigger needs conflicts with
-writers, so it is asked for in milliseconds and given up quickly: a user never queues behind us.
+In one short transaction the capture trigger goes onto the leaves and their state becomes `sealing`. From its commit
+on, every write to them also lands in `modak.delta` in the writer's own transaction, and only then is the export
+snapshot taken. The lock that a trigger needs conflicts with writers, so it is asked for in milliseconds and given up
+quickly: a user never queues behind us.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""A newcomer's first two minutes: `run --demo` on a machine that has nothing yet, Ctrl-C, and once more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modak.postgres.embedded import EmbeddedServer
+from tests.cli.conftest import Worker, program
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A fresh home that the account of the embedded server can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="modak-newcomer-"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        EmbeddedServer(folder).destroy()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_demo_shows_the_life_of_a_table_ends_on_ctrl_c_and_resumes(
+    worker: Worker, home: Path, tmp_path: Path
+) -> None:
+    first = _run_until(r"(?s)reclaim\.dropped.*last operation.*tier done", home, tmp_path / "first")
+    for step in ("tiering.sealed", "tiering.exported", "tiering.committed", "tiering.advanced", "reclaim.dropped"):
+        assert step in first
+    assert "Try next" in first
+    assert f"PGPASSFILE={home}/pgpass psql postgresql://modak@127.0.0.1:" in first
+    assert f"file://{home}/warehouse" in first
+
+    (row,) = json.loads(worker("status", "--json", MODAK_HOME=str(home)).stdout)["tables"]
+    assert (row["partitions"]["dropped"], row["problems"]) == (7, [])
+    assert 0 < row["lake_rows"] < 1_000_000
+
+    second = _run_until(r"leader\.acquired", home, tmp_path / "second")
+    assert "is here already" in second
+    assert "tiering.sealed" not in second
+
+    assert worker("stop", MODAK_HOME=str(home)).stdout.startswith("stopped")
+
+
+def _run_until(pattern: str, home: Path, log: Path) -> str:
+    """Start the demo, wait for a text, press Ctrl-C; the end must be clean."""
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [program(), "run", "--demo"],
+            env={**os.environ, "MODAK_HOME": str(home), "MODAK_CYCLE_INTERVAL_SECONDS": "1"},
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + 240
+            while not re.search(pattern, log.read_text()):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+    shown = log.read_text()
+    assert "Stopped." in shown
+    assert "Traceback" not in shown
+    return shown
