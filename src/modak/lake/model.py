@@ -192,6 +192,7 @@ class Prepared:
     attempt_folder: str
     obsolete: tuple[str, ...] = ()
     tagged: frozenset[int] = frozenset()
+    """Snapshots that were asked to be kept: each has its pin tag in this commit, new or from before."""
     summary: Mapping[str, str] = field(default_factory=dict)
     expired: tuple[str, ...] = ()
     """Files that an expiry makes unreachable: journal them, swap, then delete."""

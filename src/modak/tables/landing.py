@@ -112,13 +112,17 @@ def _prepare(
     refuse_foreign_rows(site, writer, state.table, lake, state.cutline.snapshot_id)
     pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
     superseded = state.cutline.snapshot_id
-    tag = {superseded} if superseded is not None and (someone_pins or superseded in pinned) else set()
-    stale = [
-        RemoveTag(tag) for tag, snapshot in lake.tags.items() if tag.startswith(PIN_TAG) and snapshot not in pinned
-    ]
+    if someone_pins and superseded is not None:
+        pinned.add(superseded)
+    stale = [RemoveTag(tag) for tag, kept in lake.tags.items() if tag.startswith(PIN_TAG) and kept not in pinned]
     reach("landing.before_prepare")
     prepared = site.lake.prepare(
-        state.table.lake, op_id, attempt, [*changes(lake, state), *stale], tag=tag - set(lake.tags.values()), kind=kind
+        state.table.lake,
+        op_id,
+        attempt,
+        [*changes(lake, state), *stale],
+        tag=pinned & {superseded},
+        kind=kind,
     )
     reach("landing.prepared")
     return prepared

@@ -70,12 +70,12 @@ def prepare(
     base_path = base.property(_PATH, None)
     changes, own_path = _path_afterwards(changes, base_path)
     present = _refs(java, base)
-    tagged = frozenset(snapshot for snapshot in tag if pin_tag(snapshot) not in present)
+    tagged = frozenset(tag)
 
     reach("lake.prepare_started")
     transaction.updateProperties().set(_PATH, folder).commit()
     updates = Updates(java, transaction, attempt.op_id, attempt.kind)
-    for snapshot in sorted(tagged):
+    for snapshot in sorted(snapshot for snapshot in tagged if pin_tag(snapshot) not in present):
         updates.apply(CreateTag(pin_tag(snapshot), snapshot))
     for change in changes:
         updates.apply(change)
