@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH ?= all
+ROWS ?=
 
 .PHONY: help install run test test-all lint bench lock clean
 
@@ -36,7 +37,7 @@ test-all: lint ## the gate plus every kill sweep and soak
 	$(BIN)/pytest
 
 bench: install ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)
-	$(BIN)/python -m bench $(BENCH)
+	@$(BIN)/python -m bench $(BENCH) $(if $(ROWS),--rows $(ROWS))
 
 lock: install ## compile requirements.txt (names, versions, hashes) from pyproject.toml
 	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra embedded --extra dev \

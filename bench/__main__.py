@@ -1,4 +1,4 @@
-"""`python -m bench [name|all]`: run one benchmark, or all of them."""
+"""`python -m bench [name|all] [--rows N]`: run one benchmark, or all of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ BENCHMARKS = ("tiering",)
 
 
 def main() -> int:
-    names = sys.argv[1:] or ["all"]
-    chosen = BENCHMARKS if names == ["all"] else tuple(names)
-    unknown = [name for name in chosen if name not in BENCHMARKS]
-    if unknown:
-        print(f"There is no benchmark {', '.join(unknown)}; known are: {', '.join(BENCHMARKS)}.", file=sys.stderr)
+    name, *options = sys.argv[1:] or ["all"]
+    if name not in (*BENCHMARKS, "all"):
+        print(f"There is no benchmark {name}; known are: {', '.join(BENCHMARKS)} and all.", file=sys.stderr)
         return 2
-    for name in chosen:
-        importlib.import_module(f"bench.{name}").main()
+    for chosen in BENCHMARKS if name == "all" else (name,):
+        importlib.import_module(f"bench.{chosen}").main(options)
     return 0
 
 

@@ -40,13 +40,13 @@ FROM generate_series(%s::bigint, %s::bigint) AS i
 """
 
 
-def main() -> None:
+def main(options: list[str]) -> None:
     """Set up once, let every contestant run, publish."""
     parser = argparse.ArgumentParser(prog="python -m bench.tiering")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--contestant")
     parser.add_argument("--home")
-    known, _ = parser.parse_known_args(sys.argv[1:] if sys.argv[0].endswith("tiering.py") else sys.argv[2:])
+    known = parser.parse_args(options)
     if known.contestant:
         print(json.dumps(CONTESTANTS[known.contestant](Path(known.home), known.rows)))
         return
@@ -157,7 +157,7 @@ def ours(home: Path, rows: int) -> dict[str, dict[str, float]]:
         _ = site.spark
         for _attempt in range(1 + WARM_RUNS):
             register(site, request)
-            report, used = measured(lambda: tier(site, leader, name))
+            report, used = measured(lambda: tier(site, leader.epoch, name))
             assert report.rows == rows, (report.rows, rows)
             unregister(site, name, drop_lake=True)
             results.append(
@@ -241,4 +241,4 @@ def limit(home: Path, rows: int) -> dict[str, dict[str, float]]:
 CONTESTANTS = {"limit": limit, "spark_jdbc": spark_jdbc, "ours": ours}
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

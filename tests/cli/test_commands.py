@@ -17,7 +17,7 @@ Call = Callable[..., "CompletedProcess[str]"]
 KEYS = ("--pk", "id", "--tier-key", "at")
 
 TABLE = """
-CREATE TABLE public.readings (id bigint, at bigint, value double precision, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+CREATE TABLE public.readings (id bigint, at bigint, value float8, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
 CREATE TABLE public.readings_1 PARTITION OF public.readings FOR VALUES FROM (0) TO (100);
 CREATE TABLE public.readings_2 PARTITION OF public.readings FOR VALUES FROM (100) TO (200);
 CREATE TABLE public.readings_3 PARTITION OF public.readings FOR VALUES FROM (200) TO (300);

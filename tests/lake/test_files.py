@@ -105,7 +105,7 @@ def test_files_of_an_unpartitioned_table_end_at_the_cuts(warehouse: str) -> None
 def test_a_file_rolls_at_the_target_size(warehouse: str) -> None:
     batches = [_batch(range(at, at + 10_000)) for at in range(0, 200_000, 10_000)]
     files = _write(warehouse, batches, Layout(), target_bytes=100_000)
-    assert len(files) > 3
+    assert len(files) >= 3
     assert sorted(key for keys in _read(files) for key in keys) == list(range(200_000))
     assert all(file.bytes < 200_000 for file in files)
 

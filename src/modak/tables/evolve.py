@@ -26,7 +26,7 @@ from modak.lake.types import MappedColumn
 from modak.postgres.describe import PgColumn, PgTable
 from modak.tables.landing import land
 from modak.tables.site import Site
-from modak.tables.tidy import finish_operations
+from modak.tables.tidy import tidy_landed
 
 log = structlog.get_logger()
 
@@ -97,7 +97,10 @@ def evolve(
     for note in evolution.notes:
         log.warning("evolve.note", table=str(state.table.name), note=note)
     log.info("evolve.committed", table=str(state.table.name), changes=len(evolution.changes))
-    finish_operations(site, writer, site.reader.state(state.table.name))
+    # Only this operation: the tiering that asked for the new columns is under way, and unfinished too.
+    landed = site.reader.op(op_id)
+    assert landed is not None
+    tidy_landed(site, writer, site.reader.state(state.table.name), landed)
     after = site.lake.load(state.table.lake)
     assert after is not None
     return after

@@ -15,7 +15,7 @@ from modak.catalog.lease import Epoch
 from modak.catalog.records import OpRecord
 from modak.core.states import OpPhase
 from modak.tables.site import Site
-from modak.tables.tidy import discard_operation, finish_operations
+from modak.tables.tidy import discard_operation, finish_operations, purge
 
 log = structlog.get_logger()
 
@@ -35,17 +35,26 @@ def repair(site: Site, epoch: Epoch) -> int:
             continue
         handled += 1
         if op.landed or journal.landed(op.op_id):
-            purge = op.cleanup.get("purge")
-            removed = site.store.delete_prefix(str(purge)) if purge else 0
-            journal.finish(op.op_id)
-        elif op.kind == "register":
-            removed = discard_operation(site, str(op.plan["location"]), op)
-            journal.abandon(op.op_id, op.phase)
+            landed = site.reader.op(op.op_id) or op
+            if landed.cleanup.get("purge"):
+                removed = purge(site, writer, landed)
+            else:
+                removed = 0
+                journal.finish(op.op_id)
         else:
-            removed = 0
+            location = _location(op)
+            removed = discard_operation(site, location, op) if location else 0
             journal.abandon(op.op_id, op.phase)
         _say(op, {"table": str(op.plan.get("table", "?")), "files_removed": removed})
     return handled
+
+
+def _location(op: OpRecord) -> str | None:
+    """The table's folder, which the catalog may have forgotten; the operation's own folders lie two levels below it."""
+    for folder in op.folders:
+        if f"/op-{op.op_id}" in folder:
+            return folder.rstrip("/").rsplit("/", 2)[0]
+    return None
 
 
 def _say(op: OpRecord, more: Mapping[str, object]) -> None:

@@ -12,11 +12,14 @@ from collections.abc import Iterable
 
 import structlog
 
+from modak.catalog import spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import OpRecord, TableState
 from modak.catalog.write import CatalogWriter
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.core.ids import OpId
+from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.lake.changes import Range
 from modak.lake.model import attempt_folder, data_folder, metadata_stem
@@ -45,6 +48,10 @@ def discard_operation(site: Site, location: str, op: OpRecord) -> int:
 
 def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
     """Remove what a landed operation left over; while a pin needs some of it, the operation stays unfinished."""
+    if op.kind == "register":
+        if open_spill(site, state.table.name):
+            Journal(writer).finish(op.op_id)
+        return 0
     landed = int(op.cleanup.get("attempt", op.attempt))
     location = state.table.location
     removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
@@ -57,6 +64,42 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
     if len(obsolete) == len(op.cleanup.get("obsolete", ())):
         Journal(writer).finish(op.op_id)
     return removed
+
+
+def open_spill(site: Site, name: TableName) -> bool:
+    """Let plain INSERTs of historical rows reach the delta where no partition is in the way; False: busy, ask again."""
+    try:
+        with site.connect(autocommit=True) as conn:
+            spill.enable(conn, name)
+    except ModakError as error:
+        log.info("spill.not_enabled", table=str(name), because=error.message)
+        return error.code != "postgres.busy"
+    return True
+
+
+def purge(site: Site, writer: CatalogWriter, op: OpRecord) -> int:
+    """Remove all files of a table whose unregistration has landed, and end the operation."""
+    location = str(op.cleanup["purge"])
+    with site.connect(autocommit=True) as conn:
+        # One process at a time: a late second one would delete what a new registration has begun to write there.
+        row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (f"modak {location}",)).fetchone()
+        if not (row and row[0]):
+            raise Conflict("lake.purging", f"{location} is just being removed.", hint="Try again.", retryable=True)
+        current = site.reader.op(op.op_id)
+        if current is None or current.phase is not OpPhase.COMMITTED:
+            return 0
+        reach("purge.before_delete")
+        removed = site.store.delete_prefix(location)
+        reach("purge.after_delete")
+        Journal(writer).finish(op.op_id, {"files_removed": removed})
+    return removed
+
+
+def finish_purges(site: Site, writer: CatalogWriter, location: str) -> None:
+    """Before a new table takes a location: remove what an interrupted unregistration has left there."""
+    for op in site.reader.unfinished_ops():
+        if op.landed and op.cleanup.get("purge") == location:
+            log.info("repair.cleaned", op=op.op_id, kind=op.kind, files_removed=purge(site, writer, op))
 
 
 def _delete(site: Site, uris: Iterable[str]) -> int:

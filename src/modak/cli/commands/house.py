@@ -41,6 +41,9 @@ def stop() -> None:
 
     The next command that needs it starts it again.
     """
+    from modak.cli.quick import structlog_without_rich
+
+    structlog_without_rich()
     from modak.cli import logs
     from modak.cli.errors import debugging
     from modak.cli.place import settings

@@ -56,8 +56,7 @@ def split(
     missing = np.asarray(keys.is_null()) if keys.null_count else None
     values = _of(_axis(keys), layout, cut)
     if missing is not None:
-        for rows in (np.flatnonzero(missing),):
-            yield Bucket(None), batch.take(pa.array(rows))
+        yield Bucket(None), batch.take(pa.array(np.flatnonzero(missing)))
         kept = np.flatnonzero(~missing)
         if not len(kept):
             return
@@ -118,6 +117,8 @@ def _fits(hours: Any) -> Any:
 
 
 def _iso_date(days: int) -> str:
-    text = str(np.datetime64(days, "D"))
-    # Java wants a sign before years of more than four digits.
-    return f"+{text}" if len(text) > 10 and not text.startswith("-") else text
+    # numpy pads no negative year, and Java wants a sign before years of more than four digits.
+    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
+    number = int(year)
+    sign = "-" if number < 0 else "+" if number > 9999 else ""
+    return f"{sign}{abs(number):04d}-{month}-{day}"

@@ -13,6 +13,7 @@ import structlog
 from modak.catalog import spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import Cutline, TableConfig, TableRecord
+from modak.catalog.write import CatalogWriter
 from modak.core.axis import Width
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
@@ -26,7 +27,7 @@ from modak.tables.observe import holds_rows, new_partition
 from modak.tables.registration.preflight import Preflight, Shape, bounded, inspect
 from modak.tables.registration.request import RegisterRequest, check_available, check_flags, length
 from modak.tables.site import Site
-from modak.tables.tidy import discard_attempt
+from modak.tables.tidy import discard_attempt, finish_purges, open_spill
 
 log = structlog.get_logger()
 
@@ -58,6 +59,7 @@ def register(site: Site, request: RegisterRequest) -> Registered:
     known = site.reader.table(request.table)
     if known is not None:
         _refuse_differences(known, request, heap)
+        open_spill(site, request.table)
         return _registered(site, known, found, created=False)
     found.refuse_if_wrong(request.table)
     assert shape is not None
@@ -101,20 +103,21 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
     folder = attempt_folder(config.location, op_id, 1)
     Journal(writer).begin(op_id, None, "register", {"table": str(request.table), "location": config.location}, [folder])
     try:
-        prepared = None if existing else _prepare(site, config, heap, shape, op_id)
+        finish_purges(site, writer, config.location)
+        # Before the attempt writes anything, or a crash would leave a file that the journal does not know of.
         Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED, attempt=1)
+        prepared = None if existing else _prepare(site, config, heap, shape, op_id)
         line = _first_line(shape, prepared, existing)
         with writer.transaction(op_id) as tx:
             if prepared is not None:
                 tx.publish(prepared)
             tx.register(config, line, [new_partition(leaf) for leaf in bounded(heap)])
         reach("register.committed")
-    except ModakError:
-        discard_attempt(site, config.location, op_id, 1)
-        Journal(writer).abandon(op_id, _phase(site, op_id))
+    except ModakError as error:
+        _give_up(site, writer, config.location, op_id, error)
         raise
-    Journal(writer).finish(op_id)
-    _enable_spill(site, request)
+    if open_spill(site, request.table):
+        Journal(writer).finish(op_id)
 
 
 def _prepare(site: Site, config: TableConfig, heap: PgTable, shape: Shape, op_id: OpId) -> Prepared:
@@ -164,18 +167,16 @@ def _first_line(shape: Shape, prepared: Prepared | None, existing: LakeTable | N
     return Cutline(table_id=0, t=shape.cut_line, snapshot_id=None, metadata_location=prepared.new_location)
 
 
-def _phase(site: Site, op_id: OpId) -> OpPhase:
-    op = site.reader.op(op_id)
-    return op.phase if op else OpPhase.PLANNED
-
-
-def _enable_spill(site: Site, request: RegisterRequest) -> None:
-    """Transparent cold writes where no partition of the user is in the way; a busy table gets them in a later cycle."""
+def _give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, error: ModakError) -> None:
+    """Remove what was written, unless it has landed after all; if that fails, the next start of a worker does it."""
     try:
-        with site.connect(autocommit=True) as conn:
-            spill.enable(conn, request.table)
-    except ModakError as error:
-        log.info("spill.not_enabled", table=str(request.table), because=error.message)
+        op = site.reader.op(op_id)
+        if op is None or Journal(writer).landed(op_id):
+            return
+        discard_attempt(site, location, op_id, 1)
+        Journal(writer).abandon(op_id, op.phase, f"{error.code}: {error.message}")
+    except ModakError as another:
+        log.warning("register.cleanup_deferred", op=op_id, because=another.code)
 
 
 def _refuse_differences(known: TableRecord, request: RegisterRequest, heap: PgTable) -> None:

@@ -21,6 +21,7 @@ from modak.core.ids import new_op_id
 from modak.core.names import TableName
 from modak.core.states import OpPhase, PartitionState
 from modak.tables.site import Site
+from modak.tables.tidy import finish_operations, purge
 
 log = structlog.get_logger()
 
@@ -41,6 +42,9 @@ def unregister(
     site: Site, name: TableName, *, drop_lake: bool = False, discard_corrections: bool = False
 ) -> Unregistered:
     """Let a table go."""
+    writer = site.writer(None)
+    # What an earlier crash left is tidied while the catalog still knows where.
+    finish_operations(site, writer, site.reader.state(name))
     state = site.reader.state(name)
     lost = _only_in_the_delta(site, state)
     if lost and not drop_lake and not discard_corrections:
@@ -50,7 +54,7 @@ def unregister(
             hint="Fold them first, or give them up with --discard-corrections.",
         )
     _remove_triggers(site, state)
-    writer, op_id = site.writer(None), new_op_id(site.clock)
+    op_id = new_op_id(site.clock)
     location = state.table.location
     plan = {"table": str(name), "location": location, "drop_lake": drop_lake}
     Journal(writer).begin(op_id, state.table.table_id, "unregister", plan, [location] if drop_lake else [])
@@ -63,17 +67,15 @@ def unregister(
         if drop_lake:
             tx.tidy_later(purge=location)
     reach("unregister.committed")
-    removed = _purge(site, location) if drop_lake else 0
-    Journal(writer).finish(op_id, {"files_removed": removed})
+    landed = site.reader.op(op_id)
+    assert landed is not None
+    removed = 0
+    if drop_lake:
+        removed = purge(site, writer, landed)
+    else:
+        Journal(writer).finish(op_id)
     log.info("unregister.done", table=str(name), lake="dropped" if drop_lake else "kept", files_removed=removed)
     return Unregistered(None if drop_lake else location, removed, lost)
-
-
-def _purge(site: Site, location: str) -> int:
-    reach("unregister.before_purge")
-    removed = site.store.delete_prefix(location)
-    reach("unregister.after_purge")
-    return removed
 
 
 def _only_in_the_delta(site: Site, state: TableState) -> int:
