@@ -401,20 +401,18 @@ def test_a_pin_taken_after_the_prepare_makes_it_prepare_again_with_a_tag(
     assert state_of(conn, table) == LANDED
 
 
-def test_a_pin_being_taken_is_waited_for_and_seen(
+def test_a_pin_being_taken_counts_as_taken_and_holds_no_commit_up(
     conn: Conn, catalog: Dsn, writer: CatalogWriter, table: Built
 ) -> None:
     op_id = prepared_op(writer, table)
-    impatient = CatalogWriter(catalog, lock_millis=100)
     with connect(catalog) as reader:
         reader.execute("SELECT modak_read_begin(%s::regclass)", (str(table.name),))
-        with pytest.raises(ModakError) as busy:
-            tier(impatient, op_id, table)
-        assert busy.value.code == "postgres.busy"
-        reader.commit()
-    with pytest.raises(Conflict) as conflict:
-        tier(writer, op_id, table)
-    assert conflict.value.code == "catalog.new_pin"
+        with pytest.raises(Conflict) as conflict:
+            tier(writer, op_id, table)
+        assert conflict.value.code == "catalog.new_pin"
+        assert state_of(conn, table) == UNTOUCHED
+        tier(writer, op_id, table, tagged={1})
+    assert state_of(conn, table) == LANDED
 
 
 def test_a_frozen_table_is_not_published(conn: Conn, writer: CatalogWriter, table: Built) -> None:

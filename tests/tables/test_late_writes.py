@@ -22,6 +22,12 @@ pytestmark = pytest.mark.spark
 
 NO_PARTITION = psycopg.errors.CheckViolation
 """What a user gets while a range has left the heap and the spill has not taken it over yet."""
+COLLIDED = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+)
+"""What users do to each other on a partitioned table without our help."""
 ROLES = 10
 ROUNDS = 130
 
@@ -292,7 +298,7 @@ class Crowd:
                         self._transaction(conn, dice, number)
                         conn.commit()
                         self.written += 1
-                    except (NO_PARTITION, psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    except (NO_PARTITION, *COLLIDED):
                         conn.rollback()
                     time.sleep(dice.uniform(0, 0.03))
         except BaseException as error:

@@ -34,6 +34,10 @@ TRIES = 30
 _AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
 
 
+Changes = Callable[[LakeTable, TableState], Sequence[Change]]
+"""What a flow wants to change in the lake table as it is now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Landed:
     """A commit that is visible."""
@@ -48,7 +52,7 @@ def land(
     name: TableName,
     op_id: OpId,
     phase: OpPhase,
-    changes: Callable[[LakeTable, TableState], Sequence[Change]],
+    changes: Changes,
     within: Callable[[CommitTransaction, Prepared, TableState], None],
     kind: str,
 ) -> Landed:
@@ -77,6 +81,7 @@ def land(
                     metadata=prepared.new_location,
                     snapshot=prepared.snapshot_id,
                     obsolete=list(prepared.obsolete),
+                    tagged=sorted(prepared.tagged),
                     expired=list(prepared.expired),
                 )
             reach("landing.committed")
@@ -97,7 +102,7 @@ def _prepare(
     state: TableState,
     op_id: OpId,
     attempt: int,
-    changes: Callable[[LakeTable, TableState], Sequence[Change]],
+    changes: Changes,
     kind: str,
     someone_pins: bool,
 ) -> Prepared:

@@ -61,7 +61,7 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
     obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if normal(uri) not in pinned]
     removed += _delete(site, obsolete)
     removed += _delete(site, op.cleanup.get("expired", ()))
-    if len(obsolete) == len(op.cleanup.get("obsolete", ())):
+    if len(obsolete) == len(op.cleanup.get("obsolete", ())) and not op.cleanup.get("tagged"):
         Journal(writer).finish(op.op_id)
     return removed
 

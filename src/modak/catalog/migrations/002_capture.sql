@@ -104,6 +104,7 @@ CREATE FUNCTION modak.capture() RETURNS trigger
     SET extra_float_digits = 1
     SET bytea_output = 'hex'
     SET row_security = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     -- Numbers of the leaf's own columns, so that neither a rename nor a detach changes what they mean.

@@ -51,6 +51,7 @@ CREATE FUNCTION modak.divert() RETURNS trigger
     SET extra_float_digits = 1
     SET bytea_output = 'hex'
     SET row_security = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     -- The bounds are arguments, so that they change together with the bounds of the partition.
@@ -148,7 +149,8 @@ BEGIN
     FROM pg_attribute root JOIN pg_attribute own USING (attname)
     WHERE root.attrelid = entry.relid AND own.attrelid = made;
     -- Sorts last: the user's BEFORE triggers have had their say.
-    EXECUTE format('CREATE TRIGGER "~modak_spill" BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION modak.divert(%L, %L, %L, %L, %L)',
+    EXECUTE format('CREATE TRIGGER "~modak_spill" BEFORE INSERT ON %s FOR EACH ROW'
+        ' EXECUTE FUNCTION modak.divert(%L, %L, %L, %L, %L)',
         spill, watched, keys, tier, floor, ceiling);
     EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~modak_spill"', spill);
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (MINVALUE) TO (%L)',

@@ -50,8 +50,8 @@ def unregister(
     if lost and not drop_lake and not discard_corrections:
         raise Refused(
             "unregister.corrections",
-            f"{lost} corrections of {name} are only in modak.delta and would be lost.",
-            hint="Fold them first, or give them up with --discard-corrections.",
+            f"{lost} correction{'s' if lost > 1 else ''} of {name} would be lost: only modak.delta has them.",
+            hint="Keep the table registered until they are in the lake, or give them up with --discard-corrections.",
         )
     _remove_triggers(site, state)
     op_id = new_op_id(site.clock)

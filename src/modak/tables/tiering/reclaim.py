@@ -15,7 +15,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from modak.catalog import capture, spill
+from modak.catalog import capture, pins, spill
 from modak.catalog.lease import Epoch
 from modak.catalog.records import PartitionRecord
 from modak.core.errors import ModakError
@@ -51,17 +51,25 @@ def reclaim(
     dropped: list[str] = []
     for partition in plan.drop:
         part = observed.records[partition.name]
-        if _unwatched(conn, observed, part):
-            return Reclaimed(tuple(dropped), (part.name,))
-        if not _detach(conn, observed, part):
-            log.info("reclaim.deferred", table=str(plan.table), partition=part.name, reason="the table is busy")
-            break
-        if not _drop(site, epoch, observed, part):
-            break
+        with pins.deleting(conn, part.table_id) as live:
+            if live is None or any(pin.t is not None and part.upper is not None and pin.t < part.upper for pin in live):
+                _defer(observed, part, "a reader pins it")
+                break
+            if _unwatched(conn, observed, part):
+                return Reclaimed(tuple(dropped), (part.name,))
+            if not _detach(conn, observed, part):
+                _defer(observed, part, "the table is busy")
+                break
+            if not _drop(site, epoch, observed, part):
+                break
         log.info("reclaim.dropped", table=str(plan.table), partition=part.name)
         dropped.append(part.name)
     _widen_spill(conn, observed, set(dropped))
     return Reclaimed(tuple(dropped))
+
+
+def _defer(observed: Observed, part: PartitionRecord, reason: str) -> None:
+    log.info("reclaim.deferred", table=str(observed.record.name), partition=part.name, reason=reason)
 
 
 def _unwatched(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
@@ -112,7 +120,7 @@ def _drop(site: Site, epoch: Epoch, observed: Observed, part: PartitionRecord) -
         if not error.retryable and error.code != "postgres.busy":
             log.error("reclaim.failed", table=str(observed.record.name), partition=part.name, error=error.message)
             raise
-        log.info("reclaim.deferred", table=str(observed.record.name), partition=part.name, reason=error.message)
+        _defer(observed, part, error.message)
         return False
     reach("reclaim.after_drop")
     return True

@@ -30,6 +30,7 @@ from modak.tables.tiering.plan import (
     survey,
 )
 from modak.tables.tiering.reclaim import reclaim
+from modak.tables.upkeep import release_tags, trim_snapshots
 
 log = structlog.get_logger()
 
@@ -87,6 +88,8 @@ def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
         plan, moved = _tier(site, epoch, conn, observed)
         if moved:
             observed = observe(site, conn, name)
+            trim_snapshots(site, writer, name)
+        release_tags(site, writer, name)
         dropped = _reclaim(site, epoch, conn, observed)
     report = TieringReport(
         name, premade=tuple(p.name for p in made), dropped=dropped, findings=findings, blocked=_reason(plan)

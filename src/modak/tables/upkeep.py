@@ -1,0 +1,100 @@
+"""Small housekeeping of the lake's metadata that belongs to every pass.
+
+A pinned snapshot carries a tag so that no expiry, ours or foreign, takes it; when the last pin has lapsed the tag
+goes. And a table never lists more snapshots than its policy allows (`snapshot_max_count`), because every metadata
+file repeats all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import ModakError
+from modak.core.ids import new_op_id
+from modak.core.names import TableName
+from modak.core.states import OpPhase
+from modak.lake.changes import Change, ExpireSnapshots
+from modak.lake.model import LakeTable, Prepared, Snapshot
+from modak.tables.landing import Changes, land
+from modak.tables.site import Site
+from modak.tables.tidy import finish_operations
+
+log = structlog.get_logger()
+
+SNAPSHOT_MAX_COUNT = 1_000
+
+
+def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
+    """Remove the tags of snapshots that no pin needs any more; whether there were any."""
+    state = site.reader.state(name)
+    pinned = {pin.snapshot_id for pin in state.pins}
+    lapsed = [op for op in state.unfinished if op.landed and op.cleanup.get("tagged")]
+    lapsed = [op for op in lapsed if not pinned & set(op.cleanup["tagged"])]
+    if not lapsed:
+        return False
+    try:
+        # No change of its own: every commit drops the tags that have become stale.
+        _commit(site, writer, state, "untag", lambda _lake, _state: ())
+    except ModakError as error:
+        if error.code != "lake.nothing_changed":
+            raise
+    for op in lapsed:
+        Journal(writer).note(op.op_id, cleanup={"tagged": []})
+    finish_operations(site, writer, site.reader.state(name))
+    return True
+
+
+def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
+    """Expire the oldest snapshots beyond the table's limit; returns how many went."""
+    state = site.reader.state(name)
+    lake = site.lake.load(state.table.lake)
+    limit = int(state.table.maintenance_policy.get("snapshot_max_count", SNAPSHOT_MAX_COUNT))
+    if lake is None or lake.snapshot_count <= limit:
+        return 0
+    going = surplus(site.lake.snapshots(lake), limit, kept_snapshots(lake, state))
+    if not going:
+        return 0
+
+    def changes(now: LakeTable, current: TableState) -> Sequence[Change]:
+        return [ExpireSnapshots(surplus(site.lake.snapshots(now), limit, kept_snapshots(now, current)))]
+
+    _commit(site, writer, state, "expire", changes)
+    finish_operations(site, writer, site.reader.state(name))
+    log.info("lake.snapshots_expired", table=str(name), snapshots=len(going))
+    return len(going)
+
+
+def surplus(snapshots: Sequence[Snapshot], limit: int, kept: set[int]) -> tuple[int, ...]:
+    """The oldest snapshots that must go so that at most `limit` remain; what is kept is never among them."""
+    free = [snapshot.id for snapshot in sorted(snapshots, key=lambda s: s.sequence_number) if snapshot.id not in kept]
+    return tuple(free[: max(len(snapshots) - limit, 0)])
+
+
+def kept_snapshots(lake: LakeTable, state: TableState) -> set[int]:
+    """Snapshots that must stay: the published one, the current one, pinned and tagged ones."""
+    pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
+    current = {s for s in (lake.snapshot_id, state.cutline.snapshot_id) if s is not None}
+    return pinned | current | set(lake.tags.values())
+
+
+def _commit(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:
+    op_id = new_op_id(site.clock)
+    Journal(writer).begin(op_id, state.table.table_id, kind, {})
+
+    def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        becomes = replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id)
+        tx.move(now.cutline, becomes)
+
+    try:
+        land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, kind)
+    except ModakError as error:
+        op = site.reader.op(op_id)
+        if op is not None and not op.landed:
+            Journal(writer).abandon(op_id, op.phase, error.code)
+        raise

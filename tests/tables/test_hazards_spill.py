@@ -1,0 +1,144 @@
+"""The spill partition and the drop of a leaf: nobody waits, no row stays, history goes to the delta."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from modak.postgres.connect import connect
+from modak.runtime.leader import Leader
+from modak.tables.site import Site
+from tests.tables.events import Events
+
+pytestmark = pytest.mark.spark
+
+ROWS = {(i, i, f"row {i}") for i in range(251)}
+PENDING = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'public.events'::regclass AND inhdetachpending"
+
+
+class Bystander:
+    """Somebody who reads and writes the hot part all the time and notes how long each statement took."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.slowest = 0.0
+        self.count = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        with connect(self.events.site.dsn, autocommit=True) as conn:
+            while not self._stop.is_set():
+                for statement in (
+                    "SELECT count(*) FROM public.events WHERE ts >= 200",
+                    f"INSERT INTO public.events VALUES ({20_000 + self.count}, 240, 'meanwhile')",
+                ):
+                    began = time.monotonic()
+                    conn.execute(statement)
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                self.count += 1
+                time.sleep(0.01)
+
+
+def test_a_long_reader_holds_nobody_up_and_the_drop_resumes_with_finalize(events: Events, leader: Leader) -> None:
+    events.register()
+    with connect(events.site.dsn) as reader:
+        assert reader.execute("SELECT count(*) FROM public.events").fetchone() == (251,)
+        with Bystander(events) as bystander:
+            report = events.tier(leader)
+            again = events.tier(leader)
+        assert (report.rows, report.dropped, again.dropped) == (200, (), ())
+        assert bystander.count > 3
+        # Our longest wait for a lock is 50 ms; the rest of the allowance is a crowded machine.
+        assert bystander.slowest < 1.0
+        assert events.sql(PENDING) == [(1,)]
+        reader.commit()
+    assert events.tier(leader).dropped == ("events_0", "events_100")
+    assert events.sql(PENDING) == [(0,)]
+    mine = {row for row in events.everything() if row[2] != "meanwhile"}
+    assert mine == ROWS
+
+
+def test_an_old_reader_sees_its_rows_until_it_ends(events: Events, leader: Leader) -> None:
+    events.register()
+    with connect(events.site.dsn) as reader:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert reader.execute("SELECT count(*) FROM public.events").fetchone() == (251,)
+        events.tier(leader)
+        assert reader.execute("SELECT count(*) FROM public.events").fetchone() == (251,)
+
+
+def test_history_goes_to_the_delta_and_the_spill_stays_empty(events: Events, leader: Leader) -> None:
+    events.register()
+    events.tier(leader)
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history'), (7, 7, 'corrected'), (1001, 220, 'hot')")
+    events.sql("COPY public.events FROM PROGRAM 'printf \"1002\\t150\\tcopied\\n1003\\t199\\tcopied\\n\"'")
+    assert events.sql("SELECT count(*) FROM ONLY public.events_modak_spill") == [(0,)]
+    expected = (ROWS - {(7, 7, "row 7")}) | {
+        (1000, 50, "history"),
+        (7, 7, "corrected"),
+        (1001, 220, "hot"),
+        (1002, 150, "copied"),
+        (1003, 199, "copied"),
+    }
+    assert events.everything() == expected
+    assert not events.tier(leader).findings
+
+
+def test_a_far_future_row_finds_no_partition_and_moves_nothing(events: Events, leader: Leader) -> None:
+    events.register()
+    events.tier(leader)
+    with pytest.raises(psycopg.errors.CheckViolation, match="no partition"):
+        events.sql("INSERT INTO public.events VALUES (1, 99999999, 'far away')")
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        events.sql("INSERT INTO public.events VALUES (1, -5, 'before history')")
+    assert refused.value.diag.message_detail == "Its history begins at 0."
+    assert not events.tier(leader).changed
+
+
+def test_a_row_found_in_the_spill_is_an_alarm_and_is_kept(events: Events, leader: Leader) -> None:
+    events.register()
+    events.tier(leader)
+    events.sql("ALTER TABLE public.events_modak_spill DISABLE TRIGGER ALL")
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'stray')")
+    events.add_partition(300)
+    events.sql("INSERT INTO public.events VALUES (1001, 350, 'newest')")
+    report = events.tier(leader)
+    assert [finding.code for finding in report.findings] == ["spill.stray_rows"]
+    assert report.moved_partitions == ("events_200",)
+    assert events.sql("SELECT body FROM ONLY public.events_modak_spill") == [("stray",)]
+
+
+def test_constraints_hold_for_rows_that_go_to_the_delta(site: Site, leader: Leader) -> None:
+    events = Events.create(site)
+    events.sql("ALTER TABLE public.events ADD CHECK (body <> ''), ADD long_body text GENERATED ALWAYS AS (body || '!') STORED")
+    events.register()
+    events.tier(leader)
+    with pytest.raises(psycopg.errors.CheckViolation, match="body_check"):
+        events.sql("INSERT INTO public.events VALUES (1000, 50, '')")
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        events.sql("INSERT INTO public.events VALUES (NULL, 50, 'x')")
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'x')")
+    assert events.delta() == {("1000", 50): {"id": "1000", "ts": "50", "body": "x", "long_body": "x!"}}
+
+
+def test_a_default_partition_still_lets_partitions_go(events: Events, leader: Leader) -> None:
+    """With a DEFAULT partition Postgres cannot detach concurrently, and there is no spill; the drop works all the same."""
+    events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
+    registered = events.register()
+    assert not registered.transparent_writes
+    report = events.tier(leader)
+    assert report.dropped == ("events_0", "events_100")
+    assert [finding.code for finding in report.findings] == ["grid.default"]
+    assert events.everything() == ROWS

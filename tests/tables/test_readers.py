@@ -1,0 +1,165 @@
+"""The lake belongs to everybody: Spark, PyIceberg through the SQL catalog and DuckDB by metadata file see the same rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from modak.core.names import TableName
+from modak.runtime import demo
+from modak.runtime.leader import Leader
+from modak.tables.registration.register import register
+from modak.tables.registration.request import RegisterRequest
+from modak.tables.site import Site
+from tests.tables import readers
+from tests.tables.events import Events
+
+pytestmark = pytest.mark.spark
+
+PAGE = Path(__file__).parents[2] / "docs" / "reading-the-lake.md"
+MIXED = """
+    CREATE TYPE public.mood AS ENUM ('sad', 'happy');
+    CREATE TABLE public.mixed (
+        id bigint, ts bigint, yes boolean, small smallint, medium integer, ratio real, exact double precision,
+        price numeric(12, 2), loose numeric, word text, code varchar(8), padded char(4), raw bytea, key uuid, day date,
+        at timestamp, moment timestamptz, clock time, zoned timetz, length interval, doc jsonb, feeling public.mood,
+        words text[], numbers int[], PRIMARY KEY (id, ts)
+    ) PARTITION BY RANGE (ts);
+"""
+VALUES = """
+    (1, 1, true, -32768, -2147483648, 0.1, 0.1, -1234567890.12, 0.000000000000000001, 'ünï ''"\\ \t', 'abc', 'x ',
+     '\\x00ff', '00000000-0000-0000-0000-000000000001', '1969-12-31', '1969-12-31 23:59:59.999999',
+     '2024-02-29 12:00:00.000001+02', '24:00:00', '12:00:00.5+02', '1 year 2 days 03:04:05.6', '{"a": [1, null]}', 'happy',
+     '{a,NULL,"b c"}', '{}'),
+    (2, 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+     NULL, NULL, NULL, NULL),
+    (3, 3, false, 32767, 2147483647, 'NaN', 'Infinity', 0, 12345678901234567890, '', '', '', '', gen_random_uuid(),
+     '9999-12-31', '2024-01-01', '2024-01-01 00:00+00', '00:00:00', '00:00:00+00', '0', 'null', 'sad', '{}', '{1,NULL,-1}'),
+    (9, 150, true, 0, 0, 0, 0, 0, 0, 'hot', '', '', '', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+"""
+
+
+@pytest.fixture
+def mixed(site: Site, leader: Leader) -> Events:
+    table = Events(site, TableName("public", "mixed"))
+    table.sql(MIXED)
+    table.add_partition(0)
+    table.add_partition(100)
+    table.sql(f"INSERT INTO public.mixed VALUES {VALUES}")
+    register(site, RegisterRequest(table.name, ("id",), "ts"))
+    assert table.tier(leader).rows == 3
+    return table
+
+
+def test_three_engines_read_identical_rows(mixed: Events) -> None:
+    spark = readers.by_spark(mixed.site, mixed.name)
+    assert [row["id"] for row in spark] == [1, 2, 3]
+    assert readers.by_pyiceberg(mixed.site, mixed.name) == spark
+    assert readers.by_duckdb(mixed.site, mixed.name) == spark
+
+
+def test_time_of_day_is_text_that_spark_can_open(mixed: Events) -> None:
+    first = readers.by_spark(mixed.site, mixed.name)[0]
+    assert (first["clock"], first["zoned"], first["length"]) == ("24:00:00", "12:00:00.5+02", "P1Y2DT3H4M5.6S")
+    assert (first["padded"], first["feeling"], first["words"]) == ("x", "happy", ["a", None, "b c"])
+    lake = mixed.site.lake.load(mixed.site.reader.state(mixed.name).table.lake)
+    assert lake is not None
+    types = {column.name: column.type for column in lake.schema}
+    assert (types["small"], types["medium"], types["clock"], types["zoned"]) == ("int", "int", "string", "string")
+    assert (types["price"], types["loose"], types["key"]) == ("decimal(12,2)", "decimal(38,18)", "uuid")
+    assert lake.format_version == 3
+
+
+@pytest.mark.parametrize("condition", ["id = 3", "ts >= 2", "word IS NULL", "day < DATE '2000-01-01'"])
+def test_filters_find_the_same_rows_everywhere(mixed: Events, condition: str) -> None:
+    spark = readers.by_spark(mixed.site, mixed.name, condition)
+    assert spark
+    assert readers.by_duckdb(mixed.site, mixed.name, condition) == spark
+    assert readers.by_pyiceberg(mixed.site, mixed.name, condition.replace("DATE ", "")) == spark
+
+
+class Page:
+    """The page's examples, told where this test's database and lake are."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+    def code(self, language: str, part: str) -> str:
+        (found,) = [text for kind, text in self.blocks if kind == language and part in text]
+        dsn = self.site.dsn
+        here = {
+            "127.0.0.1:5432/modak": f"{dsn.host}:{dsn.port}/{dsn.dbname}",
+            "file:///srv/modak/warehouse": self.site.settings.lake.warehouse,
+            "//modak:{password}": f"//{dsn.user}:{{password}}",
+            '"spark.sql.catalog.modak.jdbc.user", "modak"': f'"spark.sql.catalog.modak.jdbc.user", "{dsn.user}"',
+        }
+        for there, ours in here.items():
+            found = found.replace(there, ours)
+        return found
+
+
+@pytest.fixture
+def page(site: Site, leader: Leader) -> Iterator[Page]:
+    """The page speaks about the demo's table."""
+    with site.connect() as conn:
+        demo.create(conn, rows=2_000)
+    register(site, RegisterRequest(demo.TABLE, demo.PRIMARY_KEY, demo.TIER_KEY))
+    assert Events(site, demo.TABLE).tier(leader).rows > 1_000
+    yield Page(site)
+
+
+def test_every_example_of_the_page_is_executed() -> None:
+    """Who adds an example to the page adds its test here."""
+    kinds = [kind for kind, _ in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    assert kinds == ["sql", "python", "python", "sql", "sql"]
+
+
+def test_the_pages_examples_work(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    site = page.site
+    cutline = site.reader.state(demo.TABLE).cutline
+    with site.connect(autocommit=True) as conn:
+        (shown,) = conn.execute(page.code("sql", "modak.status")).fetchall()
+    assert shown == ("events", cutline.t, cutline.snapshot_id, cutline.metadata_location)
+    (total,) = Events(site, demo.TABLE).sql(f"SELECT 2000 - count(*) FROM public.events WHERE occurred_at >= {cutline.t}")
+
+    names: dict[str, Any] = {"password": site.dsn.password, "cutline_s": cutline.snapshot_id}
+    exec(page.code("python", "SparkSession"), names)
+    assert "purchase" in capsys.readouterr().out
+    assert names["spark"].read.option("snapshot-id", cutline.snapshot_id).table("modak.modak.public.events").count() == total[0]
+
+    names = {"password": quote(site.dsn.password)}
+    code = page.code("python", "SqlCatalog")
+    last = code.strip().splitlines()[-1]
+    exec(code.replace(last, f"found = {last}"), names)
+    purchases = names["found"]
+    assert purchases.column_names == ["id", "amount"]
+    names["catalog"].close()
+
+    (by_kind,) = (dict(rows) for rows in [_duckdb(page, cutline.metadata_location)])
+    assert sum(by_kind.values()) == total[0]
+    assert by_kind["purchase"] == purchases.num_rows
+
+
+def _duckdb(page: Page, metadata_location: str) -> list[Any]:
+    import duckdb
+
+    code = page.code("sql", "iceberg_scan")
+    code = re.sub(r"iceberg_scan\('[^']*'\)", f"iceberg_scan('{metadata_location}')", code)
+    with duckdb.connect() as conn:
+        readers.load_extensions(conn)
+        return conn.execute(code.replace("INSTALL iceberg; LOAD iceberg;", "")).fetchall()
+
+
+def test_the_pages_pin_keeps_its_files(page: Page) -> None:
+    begin, end = [line for line in page.code("sql", "modak_read_begin").splitlines() if line.startswith("SELECT")]
+    with page.site.connect() as conn:
+        (pin,) = conn.execute(begin).fetchall()
+        conn.commit()
+        assert page.site.reader.state(demo.TABLE).pins[0].pin_id == pin[0]
+        assert conn.execute(end.replace("…", str(pin[0]))).fetchall() == [(True,)]

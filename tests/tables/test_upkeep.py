@@ -1,0 +1,63 @@
+"""Snapshots are counted, tags come and go with their pins."""
+
+from __future__ import annotations
+
+import pytest
+
+from modak.lake.model import Snapshot
+from modak.runtime.leader import Leader
+from modak.tables.upkeep import surplus
+from tests.tables.events import Events
+
+
+def listed(*ids: int) -> list[Snapshot]:
+    return [Snapshot(i, None, i, i, "append", {}) for i in ids]
+
+
+def test_the_oldest_snapshots_go_first_and_kept_ones_never():
+    assert surplus(listed(3, 1, 2, 4), limit=2, kept=set()) == (1, 2)
+    assert surplus(listed(3, 1, 2, 4), limit=2, kept={1, 4}) == (2, 3)
+    assert surplus(listed(1, 2), limit=1, kept={1, 2}) == ()
+    assert surplus(listed(1, 2), limit=5, kept=set()) == ()
+
+
+def tier_one_more(events: Events, leader: Leader, lower: int) -> None:
+    events.add_partition(lower)
+    events.sql(f"INSERT INTO public.events VALUES ({lower}, {lower}, 'next')")
+    assert events.tier(leader).moved_partitions
+
+
+@pytest.mark.spark
+def test_a_table_lists_no_more_snapshots_than_its_policy_allows(events: Events, leader: Leader) -> None:
+    events.register()
+    events.sql("UPDATE modak.tables SET maintenance_policy = '{\"snapshot_max_count\": 2}'")
+    events.tier(leader)
+    for lower in (300, 400, 500):
+        tier_one_more(events, leader, lower)
+    assert events.snapshots() == 2
+    assert len(events.lake()) == 253
+    assert not events.site.reader.state(events.name).unfinished
+
+
+@pytest.mark.spark
+def test_a_pinned_snapshot_is_tagged_when_it_is_superseded_and_untagged_when_the_pin_ends(
+    events: Events, leader: Leader
+) -> None:
+    events.register()
+    events.tier(leader)
+    pinned = events.site.reader.state(events.name).cutline.snapshot_id
+    ((pin,),) = events.sql("SELECT pin_id FROM modak_read_begin('public.events')")
+    tier_one_more(events, leader, 300)
+    assert set(tags(events).values()) == {pinned}
+    events.tier(leader)
+    assert set(tags(events).values()) == {pinned}
+    events.sql(f"SELECT modak_read_end({pin})")
+    events.tier(leader)
+    assert tags(events) == {}
+    assert not events.site.reader.state(events.name).unfinished
+
+
+def tags(events: Events) -> dict[str, int]:
+    lake = events.site.lake.load(events.site.reader.state(events.name).table.lake)
+    assert lake is not None
+    return dict(lake.tags)
