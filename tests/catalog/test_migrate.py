@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-import psycopg
 import pytest
+from psycopg import sql
 
 from modak import __version__
+from modak.catalog import spill
 from modak.catalog.migrate import Migration, check, known, migrate
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import Fault, InjectedFault, arm
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
-from tests.catalog.build import scalar
+from tests.catalog.build import build, delta, scalar
 
 _PUBLIC_COLUMNS = {
     "status": "table_id schema_name table_name mode cutline_t cutline_s metadata_location mirror_frontier"
@@ -119,21 +120,33 @@ def test_a_crash_between_migrations_is_made_good_by_the_next_start(fresh_databas
 
 def test_the_owner_of_the_database_needs_no_other_rights(fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as conn:
-        conn.execute("DROP ROLE IF EXISTS plain_owner; CREATE ROLE plain_owner LOGIN PASSWORD 'plain'")
-        conn.execute(
-            psycopg.sql.SQL("ALTER DATABASE {} OWNER TO plain_owner").format(
-                psycopg.sql.Identifier(fresh_database.dbname)
-            )
-        )
+        for role in ("plain_owner", "plain_writer"):
+            conn.execute(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN PASSWORD 'plain'".encode())
+        conn.execute(sql.SQL("ALTER DATABASE {} OWNER TO plain_owner").format(sql.Identifier(fresh_database.dbname)))
     try:
-        with connect(replace(fresh_database, user="plain_owner", password="plain")) as conn:
-            assert scalar(conn, "SELECT NOT rolsuper FROM pg_roles WHERE rolname = current_user")
-            conn.rollback()
-            migrate(conn)
-            conn.execute("CREATE TABLE t (id int, ts bigint) PARTITION BY RANGE (ts)")
+        _live_as_a_plain_owner(fresh_database)
     finally:
         with connect(fresh_database, autocommit=True) as conn:
-            conn.execute("REASSIGN OWNED BY plain_owner TO CURRENT_USER; DROP OWNED BY plain_owner")
+            conn.execute("REASSIGN OWNED BY plain_owner TO CURRENT_USER; DROP OWNED BY plain_owner, plain_writer")
+
+
+def _live_as_a_plain_owner(dsn: Dsn) -> None:
+    with connect(replace(dsn, user="plain_owner", password="plain"), autocommit=True) as conn:
+        assert scalar(conn, "SELECT NOT rolsuper FROM pg_roles WHERE rolname = current_user")
+        migrate(conn)
+        table = build(conn, watch=[1])
+        spill.enable(conn, table.name)
+        conn.execute(sql.SQL("DROP TABLE {}").format(table.leaf(0)))
+        conn.execute("UPDATE modak.cutline SET t = 100")
+        assert spill.widen(conn, table.table_id, 100)
+        conn.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON {} TO plain_writer").format(table.ident))
+        with connect(replace(dsn, user="plain_writer", password="plain"), autocommit=True) as other:
+            other.execute(sql.SQL("INSERT INTO {} VALUES (1, 50, 'cold'), (2, 150, 'sealed')").format(table.ident))
+            conn.execute(sql.SQL("ALTER TABLE {} ADD COLUMN extra int").format(table.ident))
+            other.execute(sql.SQL("INSERT INTO {} VALUES (3, 51, 'cold', 7)").format(table.ident))
+            pin = scalar(other, "SELECT pin_id FROM modak_read_begin(%s::regclass)", str(table.name))
+            assert scalar(other, "SELECT modak_read_end(%s)", pin)
+        assert set(delta(conn, table)) == {("1", 50), ("2", 150), ("3", 51)}
 
 
 def test_migrations_refuse_an_open_transaction(fresh_database: Dsn) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from modak.catalog.read import CatalogReader
 from modak.catalog.records import TableState
 from modak.core.names import TableName
-from modak.core.states import PartitionState
+from modak.core.states import OpPhase, PartitionState
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 
@@ -34,11 +34,18 @@ class Invariants:
 
     def check(self, rows: set[Row] | frozenset[Row]) -> None:
         """Everything that must hold of a registered table with these rows."""
-        assert self.reader.unfinished_ops() == ()
+        self.check_journal()
         assert self.everything() == rows
         self.check_snapshots()
         self.check_partitions()
         self.check_files()
+
+    def check_journal(self) -> None:
+        """No operation is under way; one that tagged a snapshot for a reader waits for the end of the pin."""
+        pinned = {pin.snapshot_id for pin in self.state.pins}
+        for op in self.reader.unfinished_ops():
+            assert op.phase is OpPhase.COMMITTED, op
+            assert pinned & set(op.cleanup["tagged"]), op
 
     def check_gone(self) -> None:
         """Nothing is left of the table but its heap."""
@@ -57,7 +64,7 @@ class Invariants:
         assert lake.metadata.current_snapshot_id == state.cutline.snapshot_id
         made = Counter(snapshot.summary["modak.op-id"] for snapshot in lake.metadata.snapshots)
         assert set(made.values()) <= {1}, made
-        landed = self.sql("SELECT op_id FROM modak.op_log WHERE phase = 'done' AND kind IN ('tier', 'retier')")
+        landed = self.sql("SELECT op_id FROM modak.op_log WHERE phase IN ('committed', 'done') AND kind IN ('tier', 'retier')")
         assert set(made) == {op for (op,) in landed}
 
     def check_partitions(self) -> None:

@@ -24,7 +24,6 @@ from modak.storage.uri import local_path
 from modak.tables import status
 from modak.tables.foreign import accept
 from modak.tables.landing import land
-from modak.tables.site import Site
 from modak.tables.tidy import finish_operations
 from tests.tables import readers
 from tests.tables.conftest import settings_for

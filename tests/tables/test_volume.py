@@ -104,10 +104,11 @@ def small_files(fresh_database: Dsn, warehouse: str, spark_home: Path, spark: ob
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_a_ten_times_larger_partition_needs_hardly_more_memory(small_files: Site) -> None:
     with Leader.campaign(small_files, 5) as leader:
-        tier_measured(one_partition(small_files, "warm", 500_000), leader)
-        small = tier_measured(one_partition(small_files, "small", 500_000), leader)
-        large = tier_measured(one_partition(small_files, "large", 5_000_000), leader)
+        tier_measured(one_partition(small_files, "warm", 1_000_000), leader)
+        small = tier_measured(one_partition(small_files, "small", 1_000_000), leader)
+        large = tier_measured(one_partition(small_files, "large", 10_000_000), leader)
     assert len(large.busy) >= 2
     assert large.peak < small.peak * 1.2, (small.peak >> 20, large.peak >> 20)

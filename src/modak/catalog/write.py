@@ -170,7 +170,7 @@ class StepTransaction:
         """Take new leaves into the catalog."""
         moves.add_partitions(self.conn, table_id, partitions)
 
-    def update_partition(  # noqa: PLR0917
+    def update_partition(
         self, table_id: int, leaf_oid: int, name: str, schema: str, lower: TierKey | None, upper: TierKey | None
     ) -> None:
         """Follow a leaf that its owner has renamed, or given other bounds while it was hot."""

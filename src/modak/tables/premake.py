@@ -7,17 +7,18 @@ user ever queues behind us.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 import structlog
 from psycopg import sql
 
 from modak.core.axis import Axis, TierKey, Width
+from modak.core.errors import ModakError
 from modak.core.faults import reach
-from modak.core.names import TableName
+from modak.core.names import TableName, quote
 from modak.postgres import ddl
-from modak.tables.tiering.plan import TableState
+from modak.tables.tiering.plan import Finding, TableState
 
 log = structlog.get_logger()
 
@@ -39,6 +40,14 @@ class PremakePlan:
 
     table: TableName
     make: tuple[NewPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Premade:
+    """What was made, and what stood in the way."""
+
+    made: tuple[NewPartition, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 def plan_premake(state: TableState, ahead: int, zone: str = "UTC") -> PremakePlan:
@@ -82,18 +91,39 @@ def partition_name(table: str, lower: TierKey, axis: Axis, taken: set[str]) -> s
     raise AssertionError("a thousand partitions of one name")
 
 
-def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, lock_millis: int = 50) -> tuple[NewPartition, ...]:
-    """Make what the plan says; a busy table or a name taken meanwhile leaves the rest to the next cycle."""
+def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, lock_millis: int = 50) -> Premade:
+    """Make what the plan says; a busy table, or one that refuses, leaves the rest to the next cycle."""
     made: list[NewPartition] = []
-    for partition in plan.make:
+    taken = _taken(conn, plan) if plan.make else set()
+    for wanted in plan.make:
+        partition = wanted
+        if wanted.name in taken:
+            partition = replace(wanted, name=partition_name(plan.table.name, wanted.lower, axis, taken))
+        taken.add(partition.name)
         reach("premake.before_attach")
-        if not ddl.attempt(conn, _create_and_attach(plan.table, partition, axis), lock_millis=lock_millis):
+        try:
+            done = ddl.attempt(conn, _create_and_attach(plan.table, partition, axis), lock_millis=lock_millis)
+        except ModakError as error:
+            # Rows of the DEFAULT partition in the way, for example. Tiering goes on; the operator is told.
+            log.warning("premake.failed", table=str(plan.table), partition=partition.name, because=error.message)
+            message = f"Partition {quote(partition.name)} cannot be made ahead. {error.message}"
+            return Premade(tuple(made), (Finding("premake.failed", message),))
+        if not done:
             log.info("premake.deferred", table=str(plan.table), partition=partition.name, reason="the table is busy")
             break
         reach("premake.after_attach")
         log.info("premake.made", table=str(plan.table), partition=partition.name)
         made.append(partition)
-    return tuple(made)
+    return Premade(tuple(made))
+
+
+def _taken(conn: psycopg.Connection, plan: PremakePlan) -> set[str]:
+    """Names that any relation of the schema has: a partition's name must be free there, not only below its table."""
+    rows = conn.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s",
+        (plan.table.schema,),
+    )
+    return {str(name) for (name,) in rows}
 
 
 def _create_and_attach(table: TableName, partition: NewPartition, axis: Axis) -> sql.Composed:

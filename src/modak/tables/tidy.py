@@ -137,7 +137,11 @@ def finish_operations(site: Site, writer: CatalogWriter, state: TableState) -> l
         if op.landed or journal.landed(op.op_id):
             current = site.reader.op(op.op_id) or op
             if current.phase is OpPhase.COMMITTED:
-                handled.append((current, tidy_landed(site, writer, state, current)))
+                removed = tidy_landed(site, writer, state, current)
+                ended = site.reader.op(op.op_id)
+                # One that waits for a pin is looked at in every cycle and has nothing to tell.
+                if removed or ended is None or ended.phase is OpPhase.DONE:
+                    handled.append((current, removed))
             continue
         removed = discard_operation(site, state.table.location, op)
         journal.abandon(op.op_id, op.phase)

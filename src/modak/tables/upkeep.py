@@ -23,7 +23,7 @@ from modak.lake.changes import Change, ExpireSnapshots
 from modak.lake.model import LakeTable, Prepared, Snapshot
 from modak.tables.landing import Changes, land
 from modak.tables.site import Site
-from modak.tables.tidy import finish_operations
+from modak.tables.tidy import discard_operation, finish_operations
 
 log = structlog.get_logger()
 
@@ -95,6 +95,7 @@ def _commit(site: Site, writer: CatalogWriter, state: TableState, kind: str, cha
         land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, kind)
     except ModakError as error:
         op = site.reader.op(op_id)
-        if op is not None and not op.landed:
+        if op is not None and not Journal(writer).landed(op_id):
+            discard_operation(site, state.table.location, op)
             Journal(writer).abandon(op_id, op.phase, error.code)
         raise

@@ -26,6 +26,7 @@ RETIERED = "modak.retiered-by"
 WATCHED: LiteralString = """
     SELECT count(*) = cardinality(%(leaves)s::oid[]) FROM modak.partitions p
     JOIN pg_trigger g ON g.oid = p.trigger_oid AND g.tgrelid = p.leaf_oid AND g.tgenabled = 'A'
+        AND g.tgfoid = 'modak.capture'::regproc AND g.tgtype = 29 AND g.tgqual IS NULL
     JOIN pg_class c ON c.oid = p.leaf_oid AND pg_relation_filenode(c.oid) = p.relfilenode
     WHERE p.table_id = %(table)s AND p.state <> 'dropped' AND p.leaf_oid = ANY (%(leaves)s::oid[])
 """

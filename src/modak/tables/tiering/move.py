@@ -19,6 +19,7 @@ from modak.catalog.write import CatalogWriter
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
 from modak.core.ids import OpId, new_op_id
+from modak.core.names import TableName
 from modak.core.states import OpPhase, PartitionState
 from modak.lake.model import data_folder
 from modak.postgres.describe import Leaf, PgTable, describe
@@ -133,11 +134,36 @@ def _source(site: Site, writer: CatalogWriter, observed: Observed) -> Callable[[
 def _leaves(site: Site, observed: Observed, plan: TieringPlan) -> list[Leaf]:
     found = []
     for partition in plan.partitions:
-        leaf = observed.leaves.get(partition.name)
+        leaf = observed.leaves.get(partition.name) or _detached(site, observed.records.get(partition.name))
         if leaf is None:
             raise Conflict("tiering.leaf_gone", f"Partition {partition.name} of {plan.table} is gone.")
         found.append(leaf)
     return found
+
+
+def _detached(site: Site, part: PartitionRecord | None) -> Leaf | None:
+    """A leaf between detach and drop: no longer below its table, but still the one that the catalog knows."""
+    if part is None:
+        return None
+    with site.connect() as conn:
+        alone = describe(conn, TableName(part.leaf_schema, part.name))
+    if alone.oid != part.leaf_oid:
+        return None
+    return Leaf(
+        oid=alone.oid,
+        schema=part.leaf_schema,
+        name=part.name,
+        lower=part.lower,
+        upper=part.upper,
+        is_default=False,
+        relfilenode=alone.relfilenode,
+        pages=alone.pages,
+        bytes=alone.bytes,
+        rows_estimate=alone.rows_estimate,
+        detach_pending=False,
+        kind=alone.relkind,
+        is_spill=False,
+    )
 
 
 def _refuse_new_columns(site: Site, seen: PgTable, tier_key: str) -> None:

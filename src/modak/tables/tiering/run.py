@@ -80,20 +80,19 @@ def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
             )
         sync(site, conn, writer, name)
         observed = observe(site, conn, name)
-        made = premake.run(_premake(site, observed), conn, observed.record.axis)
-        if made:
+        premade = premake.run(_premake(site, observed), conn, observed.record.axis)
+        if premade.made:
             sync(site, conn, writer, name)
             observed = observe(site, conn, name)
-        findings = _tell(site, epoch, conn, observed)
+        findings = (*_tell(site, epoch, conn, observed), *premade.findings)
         plan, moved = _tier(site, epoch, conn, observed)
         if moved:
             observed = observe(site, conn, name)
             trim_snapshots(site, writer, name)
         release_tags(site, writer, name)
         dropped = _reclaim(site, epoch, conn, observed)
-    report = TieringReport(
-        name, premade=tuple(p.name for p in made), dropped=dropped, findings=findings, blocked=_reason(plan)
-    )
+    names = tuple(partition.name for partition in premade.made)
+    report = TieringReport(name, premade=names, dropped=dropped, findings=findings, blocked=_reason(plan))
     if not isinstance(plan, TieringPlan) or moved is None:
         return report
     return _with_move(report, plan, moved, observed)
