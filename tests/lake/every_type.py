@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from modak.core.names import TableName
-from modak.lake.decode import arrow_schema, decode
+from modak.lake.decode import arrow_schema, decoded
 from modak.lake.model import LakeColumn
 from modak.lake.types import MappedColumn, map_column, select_list
 from modak.postgres.arrow import stream
@@ -185,7 +185,7 @@ def read_heap(dsn: Dsn, table: str, mapped: Sequence[MappedColumn]) -> pa.Table:
     """All rows as an export would have them, ordered by key."""
     schema = arrow_schema([column.column for column in mapped])
     with stream(dsn, f"SELECT {select_list(mapped)} FROM {table} ORDER BY k") as batches:
-        return pa.Table.from_batches([decode(batch, mapped, schema) for batch in batches], schema)
+        return pa.Table.from_batches(list(decoded(batches, mapped, schema)), schema)
 
 
 def lake_columns(mapped: Sequence[MappedColumn]) -> list[LakeColumn]:

@@ -110,6 +110,7 @@ def _check_against_postgres(conn: Any, heap: pa.Table) -> None:
     ("kind", "value", "code"),
     [
         ("numeric(12,2)", "NaN", "types.not_a_number"),
+        ("numeric", "NaN", "types.not_a_number"),
         ("numeric", "Infinity", "types.not_a_number"),
         ("numeric", "-Infinity", "types.not_a_number"),
         ("numeric", "1" + "0" * 20, "types.out_of_range"),

@@ -21,6 +21,7 @@ from modak.postgres.dsn import Dsn
 
 Row = tuple[Any, ...]
 
+EVENTS = TableName("public", "events")
 _COLD = {PartitionState.TIERED, PartitionState.DROPPED}
 
 
@@ -30,7 +31,7 @@ class Invariants:
 
     dsn: Dsn
     warehouse: str
-    name: TableName = TableName("public", "events")
+    name: TableName = EVENTS
 
     def check(self, rows: set[Row] | frozenset[Row]) -> None:
         """Everything that must hold of a registered table with these rows."""
@@ -64,8 +65,8 @@ class Invariants:
         assert lake.metadata.current_snapshot_id == state.cutline.snapshot_id
         made = Counter(snapshot.summary["modak.op-id"] for snapshot in lake.metadata.snapshots)
         assert set(made.values()) <= {1}, made
-        landed = self.sql("SELECT op_id FROM modak.op_log WHERE phase IN ('committed', 'done') AND kind IN ('tier', 'retier')")
-        assert set(made) == {op for (op,) in landed}
+        query = "SELECT op_id FROM modak.op_log WHERE phase IN ('committed', 'done') AND kind IN ('tier', 'retier')"
+        assert set(made) == {op for (op,) in self.sql(query)}
 
     def check_partitions(self) -> None:
         """The catalog and Postgres agree on which partitions there are, which are watched and which are cold."""
@@ -98,7 +99,7 @@ class Invariants:
         assert all(row[1] < (state.cutline.t or 0) for row in cold)
         delta = self.sql(f"SELECT pk, tier_key, op, payload FROM modak.delta WHERE tier_key < {state.cutline.t}")
         hidden = {(int(pk), key) for pk, key, _, _ in delta}
-        images = [payload if isinstance(payload, dict) else json.loads(payload) for _, _, op, payload in delta if op == 1]
+        images = [image if isinstance(image, dict) else json.loads(image) for _, _, op, image in delta if op == 1]
         corrected = {(int(image["id"]), int(image["ts"]), *list(image.values())[2:]) for image in images}
         heap = self.sql(f"SELECT * FROM {self.name} WHERE ts >= {state.cutline.t}")
         return {row for row in cold if row[:2] not in hidden} | corrected | set(heap)
@@ -116,9 +117,9 @@ class Invariants:
         for folder, _, names in os.walk(self.warehouse):
             yield from (os.path.join(folder, name) for name in names)
 
-    def referenced(self) -> set[str]:
-        """What the current metadata needs: the JSON files of its log, every snapshot's lists, manifests and files."""
-        lake = self._lake()
+    def referenced(self, pointer: str | None = None) -> set[str]:
+        """What the metadata needs: the JSON files of its log, every snapshot's lists, manifests and files."""
+        lake = self._lake(pointer)
         found = {lake.metadata_location, *(entry.metadata_file for entry in lake.metadata.metadata_log)}
         for snapshot in lake.metadata.snapshots:
             found.add(snapshot.manifest_list)
@@ -147,7 +148,7 @@ class Invariants:
         """One column as a set."""
         return {row[0] for row in self.sql(query)}
 
-    def _lake(self) -> Any:
+    def _lake(self, pointer: str | None = None) -> Any:
         from pyiceberg.table import StaticTable
 
-        return StaticTable.from_metadata(self.state.cutline.metadata_location)
+        return StaticTable.from_metadata(pointer or self.state.cutline.metadata_location)

@@ -45,9 +45,9 @@ class Shadowed:
                 copy.write_row(row)
         self._model(conn, rows)
 
-    def change(self, conn: Conn, action: str, id: int, ts: int) -> bool:
+    def change(self, conn: Conn, action: str, key: int, ts: int) -> bool:
         """`SET …` or `DELETE` one row, if the heap has it: a row that only the lake has is not there for plain SQL."""
-        where = f"WHERE id = {id} AND ts = {ts}"
+        where = f"WHERE id = {key} AND ts = {ts}"
         found = conn.execute(f"SELECT 1 FROM public.events {where} FOR UPDATE").fetchone()
         for table in ("events", "model") if found else ("events",):
             head = f"DELETE FROM public.{table}" if action == "DELETE" else f"UPDATE public.{table} {action}"

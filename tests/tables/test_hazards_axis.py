@@ -156,4 +156,13 @@ def test_rows_land_in_the_right_bucket_whatever_the_tier_key(site: Site, leader:
         view.createOrReplaceTempView("aged_rows")
         assert found == {row.id for row in site.spark.sql(f"SELECT id FROM aged_rows WHERE {condition}").collect()}
         assert found, condition
-        assert {row["id"] for row in readers.by_duckdb(site, table.name, condition.replace(" UTC'", "+00'").replace("TIMESTAMP '", f"{case.kind.upper() if 'timestamp' in case.kind else 'TIMESTAMP'} '"))} == found
+        assert {
+            row["id"]
+            for row in readers.by_duckdb(
+                site,
+                table.name,
+                condition.replace(" UTC'", "+00'").replace(
+                    "TIMESTAMP '", f"{case.kind.upper() if 'timestamp' in case.kind else 'TIMESTAMP'} '"
+                ),
+            )
+        } == found

@@ -39,9 +39,9 @@ def column(events: Events, name: str) -> list[dict[int, Any]]:
 def test_old_lake_rows_show_a_constant_default_in_every_engine(events: Events, leader: Leader) -> None:
     tiered_once(events, leader)
     events.sql(
-        "ALTER TABLE public.events ADD n int NOT NULL DEFAULT 7, ADD word text DEFAULT 'it''s', ADD yes boolean DEFAULT true,"
-        " ADD price numeric(10, 2) DEFAULT 1.5, ADD at timestamptz DEFAULT '2024-01-01 01:00+01', ADD day date DEFAULT '2024-02-29',"
-        " ADD nothing text"
+        "ALTER TABLE public.events ADD n int NOT NULL DEFAULT 7, ADD word text DEFAULT 'it''s',"
+        " ADD yes boolean DEFAULT true, ADD price numeric(10, 2) DEFAULT 1.5,"
+        " ADD at timestamptz DEFAULT '2024-01-01 01:00+01', ADD day date DEFAULT '2024-02-29', ADD nothing text"
     )
     events.sql("UPDATE public.events SET n = 8, word = NULL WHERE id = 210")
     tier_the_next(events, leader)
@@ -49,8 +49,8 @@ def test_old_lake_rows_show_a_constant_default_in_every_engine(events: Events, l
     for read in READERS:
         rows = {row["id"]: row for row in read(events.site, events.name)}
         assert len(rows) == 251
-        for id in (0, 199, 205):
-            shown = tuple(rows[id][name] for name in ("n", "word", "yes", "price", "at", "day", "nothing"))
+        for key in (0, 199, 205):
+            shown = tuple(rows[key][name] for name in ("n", "word", "yes", "price", "at", "day", "nothing"))
             assert [shown] == heap, read.__name__
         assert (rows[210]["n"], rows[210]["word"]) == (8, None), read.__name__
 
@@ -74,7 +74,7 @@ def test_a_volatile_default_is_reported_and_new_rows_keep_theirs(events: Events,
     assert '"chance"' in note or "chance" in note
     for shown in column(events, "chance"):
         assert shown[0] is None
-        assert all(shown[id] == value for id, value in kept.items())
+        assert all(shown[key] == value for key, value in kept.items())
 
 
 def test_a_default_set_later_does_not_reach_back(events: Events, leader: Leader) -> None:
@@ -137,7 +137,7 @@ def test_wider_types_are_followed_and_others_are_refused_by_name(events: Events,
     events.sql("ALTER TABLE public.events ALTER n TYPE text")
     events.add_partition(400)
     events.sql("INSERT INTO public.events (id, ts, body) VALUES (450, 450, 'newest')")
-    with pytest.raises(Refused, match="n.* is string in Postgres now, but long in the lake") as refused:
+    with pytest.raises(Refused, match=r"n.* is string in Postgres now, but long in the lake") as refused:
         events.tier(leader)
     assert refused.value.hint
     assert events.sql("SELECT count(*) FROM public.events WHERE ts BETWEEN 300 AND 399") == [(1,)]

@@ -31,6 +31,7 @@ from tests.tables.events import Events
 
 pytestmark = pytest.mark.spark
 
+COMPACT = "CALL modak.system.rewrite_data_files(table => 'modak.public.events', options => map('rewrite-all', 'true'))"
 ROWS = {(i, i, f"row {i}") for i in range(251)}
 
 
@@ -138,7 +139,7 @@ def test_a_pinned_read_by_metadata_file_works_after_many_commits(forgetful: Even
         forgetful.tier(leader)
         pin = pins.begin(forgetful.site.dsn, forgetful.name)
         name = pin.metadata_location.rpartition("/")[2]
-        wanted = [{"id": id, "ts": ts, "body": body} for id, ts, body in sorted(ROWS) if ts < 200]
+        wanted = [{"id": key, "ts": ts, "body": body} for key, ts, body in sorted(ROWS) if ts < 200]
         for number in range(commits):
             small_commit(forgetful, leader, number)
         age(forgetful, leader)
@@ -186,9 +187,7 @@ def test_a_foreign_compaction_is_taken_along(events: Events, leader: Leader) -> 
     for at in (300, 400):
         events.add_partition(at)
         events.sql(f"INSERT INTO public.events VALUES ({at + 50}, {at + 50}, 'newest')")
-        events.site.spark.sql(
-            "CALL modak.system.rewrite_data_files(table => 'modak.public.events', options => map('rewrite-all', 'true'))"
-        )
+        events.site.spark.sql(COMPACT)
         assert events.tier(leader).moved_partitions
     assert events.everything() == ROWS | {(350, 350, "newest"), (450, 450, "newest")}
 
@@ -203,9 +202,7 @@ def test_a_foreign_compaction_between_prepare_and_commit_is_prepared_again(event
     def compact(point: str) -> None:
         if point == "landing.prepared" and not done:
             done.append(point)
-            events.site.spark.sql(
-                "CALL modak.system.rewrite_data_files(table => 'modak.public.events', options => map('rewrite-all', 'true'))"
-            )
+            events.site.spark.sql(COMPACT)
 
     faults.watch(compact)
     assert events.tier(leader).moved_partitions == ("events_200",)

@@ -8,6 +8,7 @@ import time
 import psycopg
 import pytest
 
+from modak.core import faults
 from modak.postgres.connect import connect
 from modak.runtime.leader import Leader
 from modak.tables.site import Site
@@ -122,7 +123,9 @@ def test_a_row_found_in_the_spill_is_an_alarm_and_is_kept(events: Events, leader
 
 def test_constraints_hold_for_rows_that_go_to_the_delta(site: Site, leader: Leader) -> None:
     events = Events.create(site)
-    events.sql("ALTER TABLE public.events ADD CHECK (body <> ''), ADD long_body text GENERATED ALWAYS AS (body || '!') STORED")
+    events.sql(
+        "ALTER TABLE public.events ADD CHECK (body <> ''), ADD long_body text GENERATED ALWAYS AS (body || '!') STORED"
+    )
     events.register()
     events.tier(leader)
     with pytest.raises(psycopg.errors.CheckViolation, match="body_check"):
@@ -134,7 +137,7 @@ def test_constraints_hold_for_rows_that_go_to_the_delta(site: Site, leader: Lead
 
 
 def test_a_default_partition_still_lets_partitions_go(events: Events, leader: Leader) -> None:
-    """With a DEFAULT partition Postgres cannot detach concurrently, and there is no spill; the drop works all the same."""
+    """With a DEFAULT partition Postgres cannot detach concurrently, and there is no spill; leaves go all the same."""
     events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
     registered = events.register()
     assert not registered.transparent_writes
@@ -142,3 +145,29 @@ def test_a_default_partition_still_lets_partitions_go(events: Events, leader: Le
     assert report.dropped == ("events_0", "events_100")
     assert [finding.code for finding in report.findings] == ["grid.default"]
     assert events.everything() == ROWS
+
+
+def test_a_leaf_that_hangs_between_detach_and_drop_keeps_its_range_from_the_spill(
+    events: Events, leader: Leader
+) -> None:
+    """Else a second export of the leaf would replace what came in through the spill."""
+    events.register()
+    readers: list[psycopg.Connection[tuple[object, ...]]] = []
+
+    def read(point: str) -> None:
+        if point == "reclaim.before_drop" and not readers:
+            readers.append(connect(events.site.dsn))
+            readers[0].execute("SELECT count(*) FROM public.events_0")
+
+    faults.watch(read)
+    assert events.tier(leader).dropped == ()
+    assert events.tier(leader).dropped == ()
+    faults.watch(None)
+    with pytest.raises(psycopg.errors.CheckViolation, match="no partition"):
+        events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    readers[0].close()
+    events.sql("VACUUM FULL public.events_0")
+    assert events.tier(leader).dropped == ()
+    assert events.tier(leader).dropped == ("events_0", "events_100")
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    assert events.everything() == ROWS | {(1000, 50, "history")}

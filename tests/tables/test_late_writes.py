@@ -39,7 +39,8 @@ def seeded(site: Site) -> Shadowed:
     for role in range(ROLES):
         at = home.get(role, 0)
         events.sql(
-            f"INSERT INTO public.events SELECT {role} * 1000 + n, {at} + n % 90, 'seed' FROM generate_series(0, {ROUNDS}) n"
+            f"INSERT INTO public.events SELECT {role} * 1000 + n, {at} + n % 90, 'seed'"
+            f" FROM generate_series(0, {ROUNDS}) n"
         )
     return Shadowed.of(events)
 
@@ -243,8 +244,8 @@ def test_a_users_trigger_that_changes_the_row_again_ends_in_the_last_image(event
         CREATE FUNCTION public.sign() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
             IF pg_trigger_depth() = 1 THEN
-                EXECUTE format('UPDATE public.%I SET body = body || %L WHERE id = $1 AND ts = $2', TG_ARGV[0], ' signed')
-                USING NEW.id, NEW.ts;
+                EXECUTE format('UPDATE public.%I SET body = body || %L WHERE id = $1 AND ts = $2',
+                    TG_ARGV[0], ' signed') USING NEW.id, NEW.ts;
             END IF;
             RETURN NULL;
         END $$
@@ -313,7 +314,7 @@ class Crowd:
             raise NO_PARTITION("a user who changes their mind")
 
     def _write(self, conn: Conn, dice: random.Random, number: int) -> None:
-        id, ts = dice.randrange(0, 700), dice.randrange(0, 700)
+        key, ts = dice.randrange(0, 700), dice.randrange(0, 700)
         text = f"by {number}: {dice.random()}"
         match dice.choice(("insert", "insert", "copy", "set", "set", "delete", "move", "key")):
             case "insert":
@@ -321,13 +322,13 @@ class Crowd:
             case "copy":
                 self.both.copy(conn, [(dice.randrange(10_000, 90_000), dice.randrange(700), text) for _ in range(8)])
             case "set":
-                self.both.change(conn, f"SET body = '{text}'", id, id)
+                self.both.change(conn, f"SET body = '{text}'", key, key)
             case "delete":
-                self.both.change(conn, "DELETE", id, id)
+                self.both.change(conn, "DELETE", key, key)
             case "move":
-                self.both.change(conn, f"SET ts = {ts}", id, id)
+                self.both.change(conn, f"SET ts = {ts}", key, key)
             case "key":
-                self.both.change(conn, f"SET id = {dice.randrange(100_000, 900_000)}", id, id)
+                self.both.change(conn, f"SET id = {dice.randrange(100_000, 900_000)}", key, key)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])

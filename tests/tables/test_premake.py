@@ -82,7 +82,7 @@ def test_a_busy_table_is_left_alone_within_milliseconds(ahead: Site, lead: Leade
         began = time.monotonic()
         if "ACCESS EXCLUSIVE" in held:
             # Not even a look at the table is possible; that waits for a short while only and is tried again.
-            with pytest.raises(Exception, match="(?i)busy|lock"):
+            with pytest.raises(Exception, match=r"(?i)busy|lock"):
                 events.tier(lead)
             assert time.monotonic() - began < 30
         else:
@@ -102,7 +102,10 @@ def test_a_busy_table_is_left_alone_within_milliseconds(ahead: Site, lead: Leade
 def test_months_are_made_as_calendar_months(ahead: Site, lead: Leader) -> None:
     table = Events(ahead, TableName("public", "monthly"))
     table.sql("CREATE TABLE public.monthly (id bigint, at timestamptz, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)")
-    table.sql("CREATE TABLE public.m1 PARTITION OF public.monthly FOR VALUES FROM ('2023-12-01 00:00+00') TO ('2024-01-01 00:00+00')")
+    table.sql(
+        "CREATE TABLE public.m1 PARTITION OF public.monthly"
+        " FOR VALUES FROM ('2023-12-01 00:00+00') TO ('2024-01-01 00:00+00')"
+    )
     table.sql("INSERT INTO public.monthly VALUES (1, '2023-12-24 18:00+00')")
     register(ahead, RegisterRequest(table.name, ("id",), "at"))
     assert table.tier(lead).premade == ("monthly_p20240101", "monthly_p20240201")

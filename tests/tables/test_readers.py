@@ -1,9 +1,8 @@
-"""The lake belongs to everybody: Spark, PyIceberg through the SQL catalog and DuckDB by metadata file see the same rows."""
+"""The lake belongs to everybody: Spark, PyIceberg by the SQL catalog and DuckDB by metadata file see the same rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,13 +33,15 @@ MIXED = """
 VALUES = """
     (1, 1, true, -32768, -2147483648, 0.1, 0.1, -1234567890.12, 0.000000000000000001, 'ünï ''"\\ \t', 'abc', 'x ',
      '\\x00ff', '00000000-0000-0000-0000-000000000001', '1969-12-31', '1969-12-31 23:59:59.999999',
-     '2024-02-29 12:00:00.000001+02', '24:00:00', '12:00:00.5+02', '1 year 2 days 03:04:05.6', '{"a": [1, null]}', 'happy',
-     '{a,NULL,"b c"}', '{}'),
+     '2024-02-29 12:00:00.000001+02', '24:00:00', '12:00:00.5+02', '1 year 2 days 03:04:05.6', '{"a": [1, null]}',
+     'happy', '{a,NULL,"b c"}', '{}'),
     (2, 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
      NULL, NULL, NULL, NULL),
     (3, 3, false, 32767, 2147483647, 'NaN', 'Infinity', 0, 12345678901234567890, '', '', '', '', gen_random_uuid(),
-     '9999-12-31', '2024-01-01', '2024-01-01 00:00+00', '00:00:00', '00:00:00+00', '0', 'null', 'sad', '{}', '{1,NULL,-1}'),
-    (9, 150, true, 0, 0, 0, 0, 0, 0, 'hot', '', '', '', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+     '9999-12-31', '2024-01-01', '2024-01-01 00:00+00', '00:00:00', '00:00:00+00', '0', 'null', 'sad', '{}',
+     '{1,NULL,-1}'),
+    (9, 150, true, 0, 0, 0, 0, 0, 0, 'hot', '', '', '', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+     NULL)
 """
 
 
@@ -105,13 +106,13 @@ class Page:
 
 
 @pytest.fixture
-def page(site: Site, leader: Leader) -> Iterator[Page]:
+def page(site: Site, leader: Leader) -> Page:
     """The page speaks about the demo's table."""
     with site.connect() as conn:
         demo.create(conn, rows=2_000)
     register(site, RegisterRequest(demo.TABLE, demo.PRIMARY_KEY, demo.TIER_KEY))
     assert Events(site, demo.TABLE).tier(leader).rows > 1_000
-    yield Page(site)
+    return Page(site)
 
 
 def test_every_example_of_the_page_is_executed() -> None:
@@ -126,12 +127,17 @@ def test_the_pages_examples_work(page: Page, capsys: pytest.CaptureFixture[str])
     with site.connect(autocommit=True) as conn:
         (shown,) = conn.execute(page.code("sql", "modak.status")).fetchall()
     assert shown == ("events", cutline.t, cutline.snapshot_id, cutline.metadata_location)
-    (total,) = Events(site, demo.TABLE).sql(f"SELECT 2000 - count(*) FROM public.events WHERE occurred_at >= {cutline.t}")
+    (total,) = Events(site, demo.TABLE).sql(
+        f"SELECT 2000 - count(*) FROM public.events WHERE occurred_at >= {cutline.t}"
+    )
 
     names: dict[str, Any] = {"password": site.dsn.password, "cutline_s": cutline.snapshot_id}
     exec(page.code("python", "SparkSession"), names)
     assert "purchase" in capsys.readouterr().out
-    assert names["spark"].read.option("snapshot-id", cutline.snapshot_id).table("modak.modak.public.events").count() == total[0]
+    assert (
+        names["spark"].read.option("snapshot-id", cutline.snapshot_id).table("modak.modak.public.events").count()
+        == total[0]
+    )
 
     names = {"password": quote(site.dsn.password)}
     code = page.code("python", "SqlCatalog")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -97,6 +97,17 @@ def decode(batch: pa.RecordBatch, mapped: Sequence[MappedColumn], schema: pa.Sch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def decoded(
+    batches: Iterable[pa.RecordBatch], mapped: Sequence[MappedColumn], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream in the lake's schema, one at a time; every error names a column."""
+    try:
+        for batch in batches:
+            yield decode(batch, mapped, schema)
+    except ModakError as error:
+        raise _by_column(error, mapped) from None
+
+
 def decimals(texts: pa.Array, kind: pa.DataType, name: str, *, checked: bool) -> pa.Array:
     """Postgres' text of numerics as decimals; unchecked only when the Postgres type has this precision and scale."""
     # Arrow parses more digits than 128 bits hold without complaint and can wrap around while it rescales, so a text is
@@ -147,8 +158,35 @@ def _column(array: pa.Array, how: str, target: pa.DataType, name: str) -> pa.Arr
             return _unwrapped(array.cast(pa.int32()), _DATES, name).cast(target)
         case "timestamp":
             return _unwrapped(array.cast(pa.int64()), _MICROS, name).cast(target)
+        case "scaled":
+            return _scaled(array, target)
         case _:
-            return array if array.type == target else array.cast(target)
+            return array if array.type == target else _cast(array, target)
+
+
+def _scaled(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Whole numbers of the last digit, as the decimal that they are."""
+    wide = array.cast(pa.decimal128(19, 0))
+    return pa.Array.from_buffers(target, len(wide), wide.buffers(), wide.null_count, wide.offset)
+
+
+def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+    plain = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if isinstance(target, pa.UuidType):
+        return pa.ExtensionArray.from_storage(target, plain.cast(target.storage_type))
+    return plain.cast(target)
+
+
+def _by_column(error: ModakError, mapped: Sequence[MappedColumn]) -> ModakError:
+    # Postgres itself refuses to make NaN a whole number, and does not say of which column.
+    if error.code.startswith("types.") or "NaN" not in error.message:
+        return error
+    names = ", ".join(column.column.name for column in mapped if column.decode == "scaled")
+    return ModakError(
+        "types.not_a_number",
+        f"A numeric column holds NaN, which no decimal can hold (one of: {names}).",
+        hint="Set those values to NULL, or change the column's type to double precision or text.",
+    )
 
 
 def _unwrapped(raw: pa.Array, clock: _Clock, name: str) -> pa.Array:

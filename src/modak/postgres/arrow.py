@@ -44,7 +44,8 @@ class ArrowStream:
                     batch = self._reader.read_next_batch()
                 except StopIteration:
                     return
-                except OSError as error:
+                except (OSError, ValueError) as error:
+                    # What goes wrong after the first row comes as an Arrow error, of one kind or the other.
                     raise _while_reading(self._dsn, error) from None
                 yield batch
         finally:

@@ -30,7 +30,8 @@ from modak.postgres.dsn import Dsn
 from modak.postgres.process import Postmaster, bindable, find_postmaster, free_port, write_private
 
 _LOG = structlog.get_logger()
-_USER = "modak"
+_USER = "postgres"
+_DATABASE = "modak"
 _PATIENCE = 120.0
 _LOG_LIMIT = 32 << 20
 _ATTEMPTS = 20
@@ -82,7 +83,7 @@ class EmbeddedServer:
 
     def start(self) -> None:
         """Make sure that the server runs; finds a running one, and two callers at once start one server."""
-        if self.running() and _USER in self._record_or_fail().databases:
+        if self.running() and _DATABASE in self._record_or_fail().databases:
             return
         with self._locked():
             record = self._prepare()
@@ -123,7 +124,7 @@ class EmbeddedServer:
         found = self._postmaster()
         return found is not None and found.ready
 
-    def dsn(self, dbname: str = _USER) -> Dsn:
+    def dsn(self, dbname: str = _DATABASE) -> Dsn:
         """The address of a database of this server."""
         record = self._record_or_fail()
         return Dsn("127.0.0.1", record.port, dbname, _USER, self._password())
@@ -248,16 +249,16 @@ class EmbeddedServer:
         return [str(programs / "pg_ctl"), "start", *where, "-w", "-t", str(int(_PATIENCE)), "-o", options]
 
     def _ensure_database(self, record: _Record) -> None:
-        if _USER in record.databases:
+        if _DATABASE in record.databases:
             return
         from psycopg import sql
 
         from modak.postgres.connect import connect
 
         with connect(self.dsn("postgres"), autocommit=True) as conn:
-            if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_USER,)).fetchone() is None:
-                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_USER)))
-        self._write_record(_Record(record.place, record.port, (*record.databases, _USER)))
+            if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_DATABASE,)).fetchone() is None:
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_DATABASE)))
+        self._write_record(_Record(record.place, record.port, (*record.databases, _DATABASE)))
 
     def _account(self) -> Account:
         return account_for(self.data)

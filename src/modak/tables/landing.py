@@ -129,5 +129,8 @@ def _prepare(
         tag=pinned & {superseded},
         kind=kind,
     )
+    if prepared.base_location != lake.metadata_location:
+        # Prepared on a snapshot that nobody has looked at: it may have changed rows.
+        raise Conflict("lake.changed_underneath", f"Somebody has committed to {state.table.lake} since we looked.")
     reach("landing.prepared")
     return prepared

@@ -268,7 +268,9 @@ BEGIN
             HINT = 'Historical rows go into that partition; detach it first.';
     END IF;
     -- Never above the cut-line: a delta row there would be hidden by the heap's side of the seam.
-    ceiling := least(leaves.lowest, line.t);
+    -- Nor above a leaf that hangs between detach and drop.
+    ceiling := least(leaves.lowest, line.t, (
+        SELECT min(p.lower_bound) FROM modak.partitions p WHERE p.table_id = entry.table_id AND p.state <> 'dropped'));
     IF line.t IS NULL OR line.first_floor > ceiling THEN
         RAISE EXCEPTION '% has no cut-line to spill below', target USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'Create its first partition.';

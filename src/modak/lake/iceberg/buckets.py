@@ -68,8 +68,15 @@ def split(
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
     for value, rows in zip(distinct, np.split(order, starts[1:]), strict=True):
-        # A copy on purpose: a slice would keep the whole batch in memory for as long as its smallest bucket waits.
-        yield Bucket(int(value)), batch.take(pa.array(rows))
+        yield Bucket(int(value)), _picked(batch, rows)
+
+
+def _picked(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
+    """Some rows of a batch; a copy, because a small slice would keep the whole batch in memory while it waits."""
+    first, count = int(rows[0]), len(rows)
+    if int(rows[-1]) - first + 1 == count and 2 * count >= len(batch):
+        return batch.slice(first, count)
+    return batch.take(pa.array(rows))
 
 
 def _axis(keys: pa.Array) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from modak.core.faults import reach
 from modak.core.ids import OpId
-from modak.lake.decode import arrow_schema, decode
+from modak.lake.decode import arrow_schema, decoded
 from modak.lake.iceberg.files import FileWriter
 from modak.lake.model import DataFile, LakeColumn, LakeTable, Layout, data_folder
 from modak.lake.types import MappedColumn, quoted_identifier, select_list
@@ -137,8 +137,8 @@ def write_split(split: Split) -> list[DataFile]:
     schema = arrow_schema(split.columns)
     reach("export.task_started")
     try:
-        for batch in stream(split.dsn, split.query, snapshot=split.snapshot):
-            writer.write(decode(batch, split.mapped, schema))
+        for batch in decoded(stream(split.dsn, split.query, snapshot=split.snapshot), split.mapped, schema):
+            writer.write(batch)
         reach("export.task_read")
         files = writer.close()
     except BaseException:

@@ -143,14 +143,17 @@ def _widen_spill(conn: psycopg.Connection[Any], observed: Observed, dropped: set
     found = spill.find(conn, observed.record.table_id)
     if found is None:
         return
-    here = [
-        leaf.lower
-        for leaf in observed.heap.leaves
-        if not leaf.is_spill and leaf.lower is not None and leaf.name not in dropped
-    ]
-    floor = min([*here, observed.state.cut_line])
-    if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS):
-        log.info("spill.deferred", table=str(observed.record.name), reason="the table is busy")
+    # A leaf that hangs between detach and drop keeps its range: another export of it would take the place of what came
+    # in through the spill.
+    leaves = [leaf.lower for leaf in observed.heap.leaves if not leaf.is_spill and leaf.name not in dropped]
+    records = [part.lower for part in observed.records.values() if part.name not in dropped]
+    floor = min([*(lower for lower in (*leaves, *records) if lower is not None), observed.state.cut_line])
+    try:
+        if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS):
+            log.info("spill.deferred", table=str(observed.record.name), reason="the table is busy")
+    except ModakError as error:
+        # A row in the spill, which is an alarm of its own; everything else goes on.
+        log.error("spill.not_widened", table=str(observed.record.name), because=error.message, hint=error.hint)
 
 
 def _quoted(identifier: str) -> str:

@@ -1,0 +1,93 @@
+"""A worker process for tests that end it the hard way: `python -m tests.support.worker daemon --kill landing.prepared`.
+
+It takes its settings from the environment as the real one does, writes its log as JSON lines to standard output, and
+dies by SIGKILL (or stops by SIGSTOP) at the named fault point. SIGTERM ends it cleanly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+import structlog
+
+from modak import config
+from modak.core import faults
+from modak.core.faults import Fault
+from modak.core.names import TableName
+from modak.runtime import daemon
+from modak.runtime.leader import Leader
+from modak.runtime.opening import open_site
+from modak.tables.registration.register import register
+from modak.tables.registration.request import RegisterRequest
+from modak.tables.registration.unregister import unregister
+from modak.tables.repair import repair
+from modak.tables.site import Site
+
+TABLE = TableName("public", "events")
+
+
+def main() -> None:
+    """Do one thing, and meet the fault on the way."""
+    arguments = _arguments()
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+    )
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with open_site(config.load(os.environ)) as site:
+        if arguments.register:
+            register(site, RegisterRequest(TABLE, ("id",), "ts"))
+        if arguments.kill:
+            faults.arm(Fault(arguments.kill, "kill"))
+        if arguments.stop:
+            faults.watch(_Stopper(arguments.stop))
+        ACTS[arguments.act](site)
+
+
+class _Stopper:
+    """Stops the process the first time that it is at a point; SIGCONT lets it go on as if nothing had been."""
+
+    def __init__(self, point: str) -> None:
+        self._point: str | None = point
+
+    def __call__(self, reached: str) -> None:
+        if reached == self._point:
+            self._point = None
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _daemon(site: Site) -> None:
+    stop = threading.Event()
+    _ = site.spark
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+    daemon.run(site, stop=stop)
+
+
+def _repair(site: Site) -> None:
+    with Leader.campaign(site, 60) as leader:
+        repair(site, leader.epoch)
+
+
+ACTS = {
+    "daemon": _daemon,
+    "repair": _repair,
+    "register": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts")),
+    "unregister": lambda site: unregister(site, TABLE, drop_lake=True),
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.support.worker")
+    parser.add_argument("act", choices=sorted(ACTS))
+    parser.add_argument("--register", action="store_true", help="register the table first, out of danger")
+    parser.add_argument("--kill", metavar="POINT", help="die there by SIGKILL")
+    parser.add_argument("--stop", metavar="POINT", help="stop there by SIGSTOP, once")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

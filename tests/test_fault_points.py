@@ -1,0 +1,70 @@
+"""Every fault point in the source is crashed at by some test; a new one fails here until a crash test visits it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import modak
+
+SOURCE = Path(modak.__file__).parent
+DEFINITION = SOURCE / "core" / "faults.py"
+NAME = re.compile(r"[a-z]+\.[a-z_]+")
+CALL = re.compile(r"\breach\(([^)]*)\)")
+
+CRASH_TESTS = (
+    "tests.catalog.test_faults",
+    "tests.catalog.test_migrate",
+    "tests.cli.test_demo",
+    "tests.tables.test_crash_aside",
+    "tests.tables.test_crash_points",
+    "tests.tables.test_foreign_commits",
+)
+"""Modules whose tests are parametrized by `point`, or that list in VISITED what they crash at."""
+
+
+def calls() -> list[str]:
+    """What `reach` is given, as it stands in the source."""
+    files = [path for path in sorted(SOURCE.rglob("*.py")) if path != DEFINITION]
+    return [argument.strip() for path in files for argument in CALL.findall(path.read_text(encoding="utf-8"))]
+
+
+def visited(module_name: str) -> set[str]:
+    module = importlib.import_module(module_name)
+    return {*getattr(module, "VISITED", ()), *_parameters(module)}
+
+
+def _parameters(module: object) -> Iterator[str]:
+    marks = [mark for test in vars(module).values() for mark in getattr(test, "pytestmark", ()) if callable(test)]
+    for mark in marks:
+        if mark.name != "parametrize":
+            continue
+        names, values = mark.args[0], mark.args[1]
+        if names == "point":
+            yield from values
+        elif "point" in names and not isinstance(names, str):
+            yield from (value[names.index("point")] for value in values)
+
+
+def test_every_point_is_a_literal_of_the_form_flow_dot_step() -> None:
+    assert calls()
+    assert [call for call in calls() if not (call[0] == call[-1] == '"' and NAME.fullmatch(call[1:-1]))] == []
+
+
+def test_every_point_stands_at_one_place() -> None:
+    assert {point: times for point, times in Counter(calls()).items() if times > 1} == {}
+
+
+def test_every_point_is_visited_by_a_crash_test() -> None:
+    everywhere = {call.strip('"') for call in calls()}
+    assert everywhere - set().union(*map(visited, CRASH_TESTS)) == set()
+
+
+@pytest.mark.parametrize("module", CRASH_TESTS)
+def test_no_crash_test_visits_a_point_that_is_gone(module: str) -> None:
+    assert visited(module) - {call.strip('"') for call in calls()} == set()
