@@ -49,25 +49,32 @@ def column_property(heap: PgTable) -> dict[str, str]:
     return {COLUMNS: json.dumps({str(column.attnum): column.name for column in heap.columns}, sort_keys=True)}
 
 
-def plan_evolution(heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable) -> Evolution:
-    """The schema changes that let the lake take rows of this heap; refuses what would change stored values."""
+def plan_evolution(
+    heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable, *, rewritten: bool = False
+) -> Evolution:
+    """The schema changes that let the lake take rows of this heap; refuses what would change stored values.
+
+    `rewritten`: the oldest rows of the heap were written anew, so Postgres no longer knows what they showed before.
+    """
     known: dict[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
+    at = dict(known)
     taken = {column.name for column in lake.schema}
     changes: list[Change] = []
     notes: list[str] = []
     by_name = {column.column.name: column for column in mapped}
     for column in heap.columns:
-        wanted = by_name[column.name]
-        was = known.get(str(column.attnum)) if known else column.name
+        wanted, number = by_name[column.name], str(column.attnum)
+        was = at.get(number) if known else column.name
         if was is not None and was in taken:
             if was != column.name:
-                changes += _make_room(column.name, known, taken)
+                changes += _make_room(column.name, at, taken)
                 changes.append(RenameColumn(was, column.name))
                 taken = (taken - {was}) | {column.name}
-            changes += _widened(lake, was, wanted)
+                at[number] = column.name
+            changes += _widened(lake, known.get(number, column.name), wanted)
             continue
-        changes += _make_room(column.name, known, taken)
-        changes.append(AddColumn(column.name, wanted.column.type, _initial(column, wanted)))
+        changes += _make_room(column.name, at, taken)
+        changes += _added(column, wanted, rewritten)
         taken.add(column.name)
         notes += _about(column)
     if changes or known != json.loads(column_property(heap)[COLUMNS]):
@@ -79,7 +86,8 @@ def evolve(
     site: Site, writer: CatalogWriter, state: TableState, heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable
 ) -> LakeTable:
     """Bring the lake's schema up to the heap's; returns the lake table as it is then."""
-    evolution = plan_evolution(heap, mapped, lake)
+    rewritten = _rewritten(state, heap)
+    evolution = plan_evolution(heap, mapped, lake, rewritten=rewritten)
     if not evolution.changes:
         return lake
     op_id = new_op_id(site.clock)
@@ -91,7 +99,7 @@ def evolve(
         tx.count(changes=len(evolution.changes))
 
     def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
-        return plan_evolution(heap, mapped, current).changes
+        return plan_evolution(heap, mapped, current, rewritten=rewritten).changes
 
     land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
     for note in evolution.notes:
@@ -106,14 +114,31 @@ def evolve(
     return after
 
 
-def _make_room(name: str, known: dict[str, str], taken: set[str]) -> Iterator[Change]:
-    """A lake column of a heap column that was dropped keeps its data under another name."""
+def _rewritten(state: TableState, heap: PgTable) -> bool:
+    """Whether the oldest partition is another file than when it was found: then its rows hold their defaults themselves."""
+    known = {part.leaf_oid: part.relfilenode for part in state.living()}
+    leaves = [leaf for leaf in heap.leaves if leaf.oid in known and leaf.lower is not None]
+    oldest = min(leaves, key=lambda leaf: leaf.lower or 0, default=None)
+    return oldest is not None and known[oldest.oid] != oldest.relfilenode
+
+
+def _make_room(name: str, at: dict[str, str], taken: set[str]) -> Iterator[Change]:
+    """Who holds the name steps aside: for good when its heap column was dropped, else until its own turn comes."""
     if name in taken:
-        number = next((attnum for attnum, column in known.items() if column == name), "0")
+        number = next((attnum for attnum, column in at.items() if column == name), "0")
         aside = f"{name}_dropped_{number}"
+        at[number] = aside
         taken.remove(name)
         taken.add(aside)
         yield RenameColumn(name, aside)
+
+
+def _added(column: PgColumn, wanted: MappedColumn, rewritten: bool) -> Iterator[Change]:
+    initial = _initial(column, wanted, rewritten)
+    yield AddColumn(column.name, wanted.column.type, initial)
+    if initial is not None and wanted.column.type.startswith("decimal"):
+        # Iceberg's vectorised reader fails on a decimal with an initial default in files that have the column.
+        yield SetProperties({"read.parquet.vectorization.enabled": "false"})
 
 
 def _widened(lake: LakeTable, name: str, wanted: MappedColumn) -> Iterator[Change]:
@@ -138,10 +163,11 @@ def _more_digits(old: str, new: str) -> bool:
     return new_s == old_s and new_p > old_p
 
 
-def _initial(column: PgColumn, wanted: MappedColumn) -> str | None:
+def _initial(column: PgColumn, wanted: MappedColumn, rewritten: bool) -> str | None:
+    """What rows from before the column show. A default that was set later is none of theirs."""
     from modak.lake.parse import initial_default
 
-    shown = column.missing_value if column.missing_value is not None else column.default_value
+    shown = column.default_value if column.missing_value is None and rewritten else column.missing_value
     return None if shown is None else initial_default(wanted, shown)
 
 

@@ -52,18 +52,28 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
         if open_spill(site, state.table.name):
             Journal(writer).finish(op.op_id)
         return 0
-    landed = int(op.cleanup.get("attempt", op.attempt))
-    location = state.table.location
-    removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
-    removed += _delete(site, site.lake.unreferenced(attempt_folder(location, op.op_id, landed), op.cleanup["metadata"]))
-    removed += _delete(site, _stray_data(site, state, op))
+    removed = 0
+    if not op.cleanup.get("tidied"):
+        removed += _tidy_folders(site, state, op)
     pinned = {normal(pin.metadata_location) for pin in state.pins} | {normal(state.cutline.metadata_location)}
     obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if normal(uri) not in pinned]
     removed += _delete(site, obsolete)
     removed += _delete(site, op.cleanup.get("expired", ()))
     if len(obsolete) == len(op.cleanup.get("obsolete", ())) and not op.cleanup.get("tagged"):
         Journal(writer).finish(op.op_id)
+    elif not op.cleanup.get("tidied"):
+        # Until the pin has gone, the operation's own metadata and snapshot may go: its folders are not looked at again.
+        Journal(writer).note(op.op_id, cleanup={"tidied": True})
     return removed
+
+
+def _tidy_folders(site: Site, state: TableState, op: OpRecord) -> int:
+    landed = int(op.cleanup.get("attempt", op.attempt))
+    location, metadata = state.table.location, str(op.cleanup["metadata"])
+    removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
+    if site.store.exists(metadata):
+        removed += _delete(site, site.lake.unreferenced(attempt_folder(location, op.op_id, landed), metadata))
+    return removed + _delete(site, _stray_data(site, state, op))
 
 
 def open_spill(site: Site, name: TableName) -> bool:
