@@ -126,6 +126,28 @@ def test_a_rename_is_a_rename_and_a_column_added_again_is_a_new_one(events: Even
         assert "body" not in rows[0]
 
 
+@pytest.mark.parametrize(
+    ("renames", "names"),
+    [
+        (("b TO c", "a TO b"), {"b": "first", "c": "second"}),
+        (("a TO spare", "b TO a", "spare TO b"), {"b": "first", "a": "second"}),
+    ],
+    ids=["a chain", "a swap"],
+)
+def test_columns_that_trade_their_names_keep_their_values(
+    events: Events, leader: Leader, renames: tuple[str, ...], names: dict[str, str]
+) -> None:
+    events.sql("ALTER TABLE public.events ADD a text DEFAULT 'first', ADD b text DEFAULT 'second'")
+    tiered_once(events, leader)
+    for rename in renames:
+        events.sql(f"ALTER TABLE public.events RENAME {rename}")
+    tier_the_next(events, leader)
+    for read in READERS:
+        rows = {row["id"]: row for row in read(events.site, events.name)}
+        assert {name: rows[0][name] for name in names} == names, read.__name__
+        assert {name: rows[205][name] for name in names} == names, read.__name__
+
+
 def test_wider_types_are_followed_and_others_are_refused_by_name(events: Events, leader: Leader) -> None:
     events.sql("ALTER TABLE public.events ADD n int DEFAULT 1, ADD price numeric(6, 2) DEFAULT 1.25")
     tiered_once(events, leader)

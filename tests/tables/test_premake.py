@@ -68,7 +68,7 @@ def test_two_widths_are_kept_ahead_and_a_rerun_makes_none(ahead: Site, lead: Lea
         "LOCK TABLE public.events IN SHARE UPDATE EXCLUSIVE MODE",
         "LOCK TABLE public.events IN ACCESS EXCLUSIVE MODE",
         "SELECT * FROM public.events",
-        "INSERT INTO public.events VALUES (77, 77, 'open')",
+        "INSERT INTO public.events VALUES (1077, 77, 'open')",
     ],
 )
 def test_a_busy_table_is_left_alone_within_milliseconds(ahead: Site, lead: Leader, held: str, default: bool) -> None:
@@ -92,7 +92,7 @@ def test_a_busy_table_is_left_alone_within_milliseconds(ahead: Site, lead: Leade
             # Nobody queues behind us: we have given up already.
             began = time.monotonic()
             other.execute("SELECT count(*) FROM public.events")
-            other.execute("INSERT INTO public.events VALUES (88, 88, 'meanwhile')")
+            other.execute("INSERT INTO public.events VALUES (1088, 88, 'meanwhile')")
             assert time.monotonic() - began < 1.0
         user.rollback()
     events.tier(lead)

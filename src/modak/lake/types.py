@@ -57,7 +57,7 @@ class MappedColumn:
     """A Postgres column with its place in the lake.
 
     `select` is the SQL expression that reads it, `decode` names what must still happen to the Arrow array that arrives
-    (`plain`, `decimal`, `checked_decimal`, `scaled`, `date`, `timestamp`, `blanks`, `mask`, or `list:` and one of these),
+    (`plain`, `decimal`, `checked_decimal`, `scaled`, `date`, `timestamp`, `blanks`, `mask`, or `list:` and one),
     `guard` is an SQL condition that is true for values which the lake type cannot hold.
     """
 

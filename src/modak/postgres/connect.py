@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import psycopg
 
 SESSION: Mapping[str, str] = {
+    "client_encoding": "UTF8",
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "extra_float_digits": "1",

@@ -115,7 +115,7 @@ def evolve(
 
 
 def _rewritten(state: TableState, heap: PgTable) -> bool:
-    """Whether the oldest partition is another file than when it was found: then its rows hold their defaults themselves."""
+    """Whether the oldest partition is another file than when it was found: its rows hold their defaults then."""
     known = {part.leaf_oid: part.relfilenode for part in state.living()}
     leaves = [leaf for leaf in heap.leaves if leaf.oid in known and leaf.lower is not None]
     oldest = min(leaves, key=lambda leaf: leaf.lower or 0, default=None)
