@@ -17,12 +17,14 @@ import pytest
 from psycopg import sql
 
 from modak.core import faults
-from modak.core.errors import ModakError
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import Fault, InjectedFault
+from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
+from modak.postgres.snapshot import ExportSnapshot
 from tests.tables.conftest import settings_for
 from tests.tables.life import LIFE, SHORT_LIFE, World, first_tiering, live, record, registering
 
@@ -90,6 +92,7 @@ TASK_POINTS = (
 )
 ABORT_POINTS = ("files.before_abort", "files.aborted")
 REPAIR_POINTS = ("tidy.before_attempt", "tidy.after_attempt", "tidy.before_data", "tidy.after_data")
+TERMINATE_POINTS = ("repair.before_terminate", "repair.after_terminate")
 LEFTOVER_POINTS = ("tidy.before_delete", "tidy.after_delete")
 VISITED = {
     *LIFE_POINTS,
@@ -98,6 +101,7 @@ VISITED = {
     *ABORT_POINTS,
     *REPAIR_POINTS,
     *LEFTOVER_POINTS,
+    *TERMINATE_POINTS,
 }
 SAMPLE = 20
 
@@ -208,6 +212,20 @@ def test_a_crash_in_the_repair_is_made_good_by_the_next_one(world: World, point:
     assert said["was"] == "prepared, undone"
     first_tiering(world)
     world.check()
+
+
+@pytest.mark.parametrize("point", TERMINATE_POINTS)
+def test_the_export_of_an_earlier_leader_gives_up_its_locks(world: World, point: str) -> None:
+    registering(world)
+    (leaf,) = world.events.sql("SELECT 'public.events_0'::regclass::oid::int8")
+    with ExportSnapshot(world.site.dsn, [(leaf[0], TableName("public", "events_0"))]) as asleep:
+        with pytest.raises(InjectedFault):
+            world.restart(Fault(point))
+        world.restart()
+        with pytest.raises(Conflict):
+            asleep.check()
+        first_tiering(world)
+        world.check()
 
 
 @pytest.mark.parametrize("point", LEFTOVER_POINTS)

@@ -11,7 +11,7 @@ from modak.core.names import TableName
 from modak.lake.changes import AddColumn, RenameColumn, SetProperties, WidenColumn
 from modak.lake.model import LakeColumn, LakeName, LakeTable, Layout
 from modak.postgres.describe import PgColumn, PgTable, PgType
-from modak.tables.evolve import COLUMNS, Evolution, plan_evolution
+from modak.tables.evolve import COLUMNS, RELID, Evolution, plan_evolution
 from modak.tables.registration.preflight import map_columns
 
 
@@ -66,7 +66,7 @@ def lake(known: dict[int, str], **types: str) -> LakeTable:
         spec_id=0,
         layout=Layout(),
         format_version=3,
-        properties={COLUMNS: json.dumps({str(number): name for number, name in known.items()})},
+        properties={COLUMNS: json.dumps({str(number): name for number, name in known.items()}), RELID: "1"},
         snapshot_count=0,
         tags={},
     )

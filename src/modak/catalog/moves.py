@@ -34,6 +34,10 @@ _CREATE: LiteralString = """
     VALUES (%(catalog)s, %(namespace)s, %(name)s, %(new)s, NULL, 'TABLE')
     ON CONFLICT DO NOTHING
 """
+_HOLD: LiteralString = """
+    SELECT 1 FROM modak_iceberg.iceberg_tables
+    WHERE catalog_name = %(catalog)s AND table_namespace = %(namespace)s AND table_name = %(name)s FOR NO KEY UPDATE
+"""
 _UNPUBLISH: LiteralString = """
     DELETE FROM modak_iceberg.iceberg_tables
     WHERE catalog_name = %(catalog)s AND table_namespace = %(namespace)s AND table_name = %(name)s
@@ -98,6 +102,11 @@ def hold_op(conn: Conn, op_id: OpId, phase: OpPhase) -> None:
         raise Conflict(
             "journal.moved_on", f"Operation {op_id} is {found}, not {phase}: somebody else has dealt with it."
         )
+
+
+def hold_pointer(conn: Conn, name: LakeName) -> None:
+    """Make every other commit to a lake table wait until the transaction ends."""
+    conn.execute(_HOLD, {"catalog": CATALOG, "namespace": name.namespace_text, "name": name.name})
 
 
 def publish(conn: Conn, prepared: Prepared) -> None:
@@ -295,8 +304,9 @@ def register(conn: Conn, config: TableConfig) -> int:
 def begin_cutline(conn: Conn, line: Cutline) -> None:
     """Set the first lines of a table."""
     conn.execute(
-        "INSERT INTO modak.cutline (table_id, t, snapshot_id, metadata_location, frontier, retention_line, lake_props)"
-        " VALUES (%s, %s, %s, %s, %s::pg_lsn, %s, %s)",
+        "INSERT INTO modak.cutline"
+        " (table_id, t, snapshot_id, metadata_location, frontier, retention_line, first_floor, lake_props)"
+        " VALUES (%s, %s, %s, %s, %s::pg_lsn, %s, %s, %s)",
         (
             line.table_id,
             line.t,
@@ -304,6 +314,7 @@ def begin_cutline(conn: Conn, line: Cutline) -> None:
             line.metadata_location,
             line.frontier,
             line.retention_line,
+            line.first_floor,
             Jsonb(dict(line.lake_props)),
         ),
     )

@@ -231,7 +231,25 @@ class CatalogWriter:
         """Collect the changes of a prepared operation; they happen together when the block ends."""
         tx = CommitTransaction(op_id)
         yield tx
-        self._commit(tx)
+        with connect(self.dsn, application="modak commit") as conn:
+            self._announce(conn, op_id)
+            self._commit(conn, tx)
+        self._tell(tx)
+
+    @contextmanager
+    def transaction_ahead(self, op_id: OpId, name: LakeName) -> Iterator[CommitTransaction]:
+        """The same, but other commits to the lake table wait from the start of the block, for a second or so."""
+        tx = CommitTransaction(op_id)
+        with connect(self.dsn, application="modak commit") as conn:
+            self._announce(conn, op_id)
+            try:
+                conn.execute(_LIMITS, self._limits)
+                moves.hold_pointer(conn, name)
+            except psycopg.Error as error:
+                raise explain(error) from error
+            yield tx
+            self._commit(conn, tx)
+        self._tell(tx)
 
     @contextmanager
     def step(self, lock_millis: int | None = None) -> Iterator[StepTransaction]:
@@ -251,28 +269,29 @@ class CatalogWriter:
                 raise explain(error) from error
         reach("catalog.after_step")
 
-    def _commit(self, tx: CommitTransaction) -> None:
-        with connect(self.dsn, application="modak commit") as conn:
-            announced = False
-            try:
-                self._announce(conn, tx.op_id)
-                announced = True
-                self._run(conn, tx)
-                reach("catalog.before_commit")
-                conn.commit()
-            except psycopg.Error as error:
-                if not (announced and _outcome_unknown(conn, error)):
-                    raise explain(error) from error
-                self._resolve(tx.op_id, error)
+    def _commit(self, conn: Conn, tx: CommitTransaction) -> None:
+        try:
+            self._run(conn, tx)
+            reach("catalog.before_commit")
+            conn.commit()
+        except psycopg.Error as error:
+            if not _outcome_unknown(conn, error):
+                raise explain(error) from error
+            self._resolve(tx.op_id, error)
+
+    def _tell(self, tx: CommitTransaction) -> None:
         reach("catalog.after_commit")
         _LOG.info("catalog.committed", op=tx.op_id, **tx.counters)
 
     def _announce(self, conn: Conn, op_id: OpId) -> None:
         """Tell the journal which backend commits, in a transaction before: a lost commit shows nothing of its own."""
-        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        conn.execute(_LIMITS, self._limits)
-        row = conn.execute(_ANNOUNCE, (op_id,)).fetchone()
-        conn.commit()
+        try:
+            conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            conn.execute(_LIMITS, self._limits)
+            row = conn.execute(_ANNOUNCE, (op_id,)).fetchone()
+            conn.commit()
+        except psycopg.Error as error:
+            raise explain(error) from error
         if row is None:
             raise Conflict("journal.moved_on", f"Operation {op_id} is not prepared: somebody else has dealt with it.")
 

@@ -60,7 +60,10 @@ class Store:
 
             if folder == "/":
                 raise Refused("storage.root", "The root of the file system cannot be a store.")
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _translated(error, f"use {root}") from error
             return cls(root, LocalStore(folder))
         from obstore.store import from_url
 

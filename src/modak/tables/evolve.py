@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 COLUMNS = "modak.columns"
 """Table property: attribute number in Postgres → column name in the lake, as JSON."""
+RELID = "modak.relid"
+"""Table property: the Postgres table that these numbers belong to; a table made anew numbers its columns anew."""
 
 _WIDER = {("int", "long"), ("float", "double")}
 
@@ -46,7 +48,8 @@ class Evolution:
 
 def column_property(heap: PgTable) -> dict[str, str]:
     """The property that remembers which heap column is which lake column."""
-    return {COLUMNS: json.dumps({str(column.attnum): column.name for column in heap.columns}, sort_keys=True)}
+    numbers = {str(column.attnum): column.name for column in heap.columns}
+    return {COLUMNS: json.dumps(numbers, sort_keys=True), RELID: str(heap.oid)}
 
 
 def plan_evolution(
@@ -56,7 +59,8 @@ def plan_evolution(
 
     `rewritten`: the oldest rows of the heap were written anew, so Postgres no longer knows what they showed before.
     """
-    known: dict[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
+    ours = lake.properties.get(RELID) == str(heap.oid)
+    known: dict[str, str] = json.loads(lake.properties.get(COLUMNS, "{}")) if ours else {}
     at = dict(known)
     taken = {column.name for column in lake.schema}
     changes: list[Change] = []

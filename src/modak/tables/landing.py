@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
 
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableState
+from modak.catalog.records import TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core.errors import Conflict, Refused
 from modak.core.faults import reach
@@ -31,6 +32,8 @@ from modak.tables.tidy import discard_attempt
 log = structlog.get_logger()
 
 TRIES = 30
+POLITE_TRIES = 3
+"""After so many lost races (somebody compacts in a loop) the others wait for us while we prepare."""
 _AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
 
 
@@ -70,8 +73,8 @@ def land(
             folders=[attempt_folder(record.location, op_id, attempt)],
         )
         try:
-            prepared = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
-            with writer.transaction(op_id) as tx:
+            with _turn(writer, op_id, record, attempt) as tx:
+                prepared = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
                 tx.require_not_frozen(record.table_id)
                 tx.publish(prepared)
                 tx.require_no_new_pins(record.table_id, state.cutline.snapshot_id, prepared.tagged)
@@ -94,6 +97,12 @@ def land(
             log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
             site.clock.sleep(random.uniform(0.02, 0.1) * min(attempt, 10))  # noqa: S311
     raise AssertionError("unreachable")
+
+
+def _turn(
+    writer: CatalogWriter, op_id: OpId, record: TableRecord, attempt: int
+) -> AbstractContextManager[CommitTransaction]:
+    return writer.transaction(op_id) if attempt <= POLITE_TRIES else writer.transaction_ahead(op_id, record.lake)
 
 
 def _prepare(

@@ -17,6 +17,7 @@ from psycopg import sql
 from modak.catalog.records import NewPartition, PartitionRecord, TableRecord
 from modak.catalog.records import TableState as CatalogState
 from modak.catalog.write import CatalogWriter, StepTransaction
+from modak.core.errors import Refused
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.core.states import PartitionState
@@ -49,7 +50,7 @@ def observe(site: Site, conn: Conn, name: TableName) -> Observed:
     """Look at a registered table; changes nothing."""
     catalog = site.reader.state(name)
     record = catalog.table
-    heap = describe(conn, name, record.tier_key)
+    heap = _described(conn, record)
     known = {part.leaf_oid: part for part in catalog.living()}
     leaves = {leaf.name: leaf for leaf in heap.leaves if not leaf.is_spill}
     attached = {leaf.oid for leaf in leaves.values()}
@@ -74,7 +75,7 @@ def sync(site: Site, conn: Conn, writer: CatalogWriter, name: TableName) -> None
     """Take new leaves into the catalog, follow renames, forget hot leaves that are gone, and finish lost drops."""
     catalog = site.reader.state(name)
     record = catalog.table
-    heap = describe(conn, name, record.tier_key)
+    heap = _described(conn, record)
     known = {part.leaf_oid: part for part in catalog.living()}
     here = {leaf.oid: leaf for leaf in heap.leaves if not leaf.is_spill and not leaf.is_default}
     new = [leaf for oid, leaf in here.items() if oid not in known]
@@ -93,6 +94,17 @@ def sync(site: Site, conn: Conn, writer: CatalogWriter, name: TableName) -> None
     reach("partitions.after_sync")
     for leaf in new:
         log.info("partition.found", table=str(name), partition=leaf.name)
+
+
+def _described(conn: Conn, record: TableRecord) -> PgTable:
+    heap = describe(conn, record.name, record.tier_key)
+    if heap.oid != record.relid:
+        raise Refused(
+            "table.another",
+            f"{record.name} is not the table that was registered: it was dropped and created again.",
+            hint=f"Unregister it first (modak-worker unregister --table {record.name}); the lake table stays.",
+        )
+    return heap
 
 
 def _let_go(tx: StepTransaction, record: TableRecord, part: PartitionRecord) -> None:

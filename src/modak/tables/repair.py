@@ -7,21 +7,30 @@ to no table: registrations that never landed and purges that were cut short.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import LiteralString
 
 import structlog
 
 from modak.catalog.journal import Journal
 from modak.catalog.lease import Epoch
 from modak.catalog.records import OpRecord
+from modak.core.faults import reach
 from modak.core.states import OpPhase
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations, purge
 
 log = structlog.get_logger()
 
+_STALE_EXPORTS: LiteralString = """
+    SELECT a.pid FROM pg_stat_activity a, modak.leader l
+    WHERE a.datname = current_database() AND a.usename = current_user AND a.application_name = 'modak export'
+        AND a.backend_start < l.acquired_at
+"""
+
 
 def repair(site: Site, epoch: Epoch) -> int:
     """Deal with every operation that has not ended; returns how many there were."""
+    _end_stale_exports(site)
     writer = site.writer(epoch)
     handled = 0
     records = {record.table_id: record for record in site.reader.tables()}
@@ -47,6 +56,18 @@ def repair(site: Site, epoch: Epoch) -> int:
             journal.abandon(op.op_id, op.phase)
         _say(op, {"table": str(op.plan.get("table", "?")), "files_removed": removed})
     return handled
+
+
+def _end_stale_exports(site: Site) -> None:
+    """A leader that sleeps or is cut off still holds its locks and its snapshot; only leaders export, so those go."""
+    with site.connect(autocommit=True) as conn:
+        stale = [pid for (pid,) in conn.execute(_STALE_EXPORTS)]
+        if not stale:
+            return
+        reach("repair.before_terminate")
+        conn.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", (stale,))
+        reach("repair.after_terminate")
+    log.warning("repair.exports_ended", backends=len(stale))
 
 
 def _location(op: OpRecord) -> str | None:

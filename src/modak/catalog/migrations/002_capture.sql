@@ -166,6 +166,7 @@ DECLARE
     keys int2[];
     tier int2;
     arguments text;
+    reader name;
     existing oid;
 BEGIN
     SELECT * INTO STRICT entry FROM modak.tables t WHERE t.table_id = watched;
@@ -181,6 +182,14 @@ BEGIN
             USING ERRCODE = 'undefined_column';
     END IF;
     arguments := format('%L, %L, %L', watched, keys, tier);
+    -- The trigger reads the leaf with a right of its own: a worker that loses its membership in the owner's role must
+    -- not take the users' writes with it.
+    SELECT pg_get_userbyid(p.proowner) INTO reader FROM pg_proc p WHERE p.oid = 'modak.capture'::regproc
+        AND NOT EXISTS (SELECT FROM pg_class c JOIN pg_roles r ON r.oid = p.proowner
+            WHERE c.oid = leaf AND (r.rolsuper OR c.relowner = r.oid));
+    IF reader IS NOT NULL THEN
+        EXECUTE format('GRANT SELECT ON %s TO %I', leaf::regclass, reader);
+    END IF;
 
     SELECT g.oid INTO existing FROM pg_trigger g
     WHERE g.tgrelid = leaf AND g.tgname = '!modak_capture' AND g.tgfoid = 'modak.capture'::regproc AND g.tgtype = 29

@@ -49,9 +49,23 @@ def plainly(failure: JavaFailure, doing: str) -> ModakError:
         case "NotFoundException":
             return ModakError("lake.file_missing", f"A file of the lake is missing while {doing}: {failure.message}")
         case "RuntimeIOException" | "UncheckedIOException":
-            return ModakError("lake.storage", f"Storage failed while {doing}: {failure.message}", retryable=True)
+            return ModakError(
+                "lake.storage",
+                f"Storage failed while {doing}: {failure.message}",
+                hint="Check the space in the warehouse and the right to write there; the work is tried again.",
+                retryable=True,
+            )
         case _:
             return ModakError("lake.failed", f"Iceberg failed while {doing}: {failure}")
+
+
+def _told(thrown: Any) -> str:
+    """What Java says, with the reason at the bottom (read-only, no space) that its wrappers leave out."""
+    message, root = thrown.getMessage() or "", thrown
+    while (cause := root.getCause()) is not None:
+        root = cause
+    reason = root.getMessage() or ""
+    return message if not reason or reason in message else f"{message} ({reason})"
 
 
 class Java:
@@ -74,7 +88,7 @@ class Java:
                 yield
             except Py4JJavaError as error:
                 thrown = error.java_exception
-                raise JavaFailure(thrown.getClass().getName(), thrown.getMessage() or "") from error
+                raise JavaFailure(thrown.getClass().getName(), _told(thrown)) from error
             except Py4JError as error:
                 if self.gateway.is_loss(error):
                     raise

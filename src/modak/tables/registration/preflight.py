@@ -72,7 +72,7 @@ def inspect(
     table: PgTable, request: RegisterRequest, existing: LakeTable | None, default_rows: bool
 ) -> tuple[Preflight, Shape | None]:
     """Find everything wrong; the shape is there only when nothing is."""
-    problems = list(_problems(table, request, default_rows))
+    problems = [*_problems(table, request, default_rows), *_lake_problems(request, existing)]
     grid = bounded(table)
     preflight = Preflight(
         tuple(problems),
@@ -199,6 +199,15 @@ def _key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, P
             yield Problem("register.key_type", refusal.reason, refusal.hint)
         elif not column.not_null:
             yield Problem("register.key_null", f"Key column {quote(name)} may be NULL.", "Set it NOT NULL.")
+
+
+def _lake_problems(request: RegisterRequest, existing: LakeTable | None) -> Iterator[Problem]:
+    if existing is not None and existing.layout.column not in (None, request.tier_key):
+        yield Problem(
+            "register.lake_differs",
+            f"The lake table at {existing.location} is laid out by {quote(existing.layout.column)}, not by the tier key.",
+            "Register it as it was before, or drop that lake table first.",
+        )
 
 
 def _name_problems(table: PgTable) -> Iterator[Problem]:

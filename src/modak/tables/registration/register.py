@@ -31,6 +31,9 @@ from modak.tables.tidy import discard_attempt, finish_purges, open_spill
 
 log = structlog.get_logger()
 
+FIRST_FLOOR = "modak.first-floor"
+"""Table property: where the cut-line of the first registration began; older rows were never in the lake."""
+
 
 @dataclass(frozen=True, slots=True)
 class Registered:
@@ -121,7 +124,7 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
 
 
 def _prepare(site: Site, config: TableConfig, heap: PgTable, shape: Shape, op_id: OpId) -> Prepared:
-    properties = {**site.settings.lake.props, **column_property(heap)}
+    properties = {**site.settings.lake.props, **column_property(heap), FIRST_FLOOR: str(shape.cut_line)}
     wanted = {key: value for key, value in properties.items() if not key.startswith(("iceberg.catalog.", "hadoop."))}
     reach("register.before_prepare")
     columns = [mapped.column for mapped in shape.columns]
@@ -157,11 +160,14 @@ def _config(
 
 def _first_line(shape: Shape, prepared: Prepared | None, existing: LakeTable | None) -> Cutline:
     if existing is not None:
+        # History reaches as far back as it did before, although its partitions have left the heap long ago.
+        floor = int(existing.properties.get(FIRST_FLOOR, shape.cut_line))
         return Cutline(
             table_id=0,
             t=shape.cut_line,
             snapshot_id=existing.snapshot_id,
             metadata_location=existing.metadata_location,
+            first_floor=min(floor, shape.cut_line),
         )
     assert prepared is not None
     return Cutline(table_id=0, t=shape.cut_line, snapshot_id=None, metadata_location=prepared.new_location)
