@@ -15,6 +15,7 @@ from modak.catalog.records import Cutline, NewPartition, TableConfig
 from modak.core.axis import Axis, Width
 from modak.core.names import TableName
 from modak.lake.model import LakeName
+from modak.postgres.bounds import to_axis
 
 Conn = psycopg.Connection[Any]
 
@@ -90,11 +91,12 @@ def build(
         )
         oid = scalar(conn, "SELECT %s::regclass::oid", f"{name.schema}.{name.name}_{number}")
         leaves.append(oid)
+        low, high = to_axis(conn, axis, [lower, upper])
         partitions.append(
             NewPartition(
                 name=f"{name.name}_{number}",
-                lower=number * 100,
-                upper=number * 100 + 100,
+                lower=low,
+                upper=high,
                 leaf_oid=oid,
                 leaf_schema=name.schema,
             )

@@ -40,7 +40,7 @@ def test_the_demo_shows_the_life_of_a_table_ends_on_ctrl_c_and_resumes(
     for step in ("tiering.sealed", "tiering.exported", "tiering.committed", "tiering.advanced", "reclaim.dropped"):
         assert step in first
     assert "Try next" in first
-    assert f"PGPASSFILE={home}/pgpass psql postgresql://modak@127.0.0.1:" in first
+    assert f"PGPASSFILE={home}/pgpass psql postgresql://postgres@127.0.0.1:" in first
     assert f"file://{home}/warehouse" in first
 
     (row,) = json.loads(worker("status", "--json", MODAK_HOME=str(home)).stdout)["tables"]

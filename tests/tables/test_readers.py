@@ -135,7 +135,7 @@ def test_the_pages_examples_work(page: Page, capsys: pytest.CaptureFixture[str])
     exec(page.code("python", "SparkSession"), names)
     assert "purchase" in capsys.readouterr().out
     assert (
-        names["spark"].read.option("snapshot-id", cutline.snapshot_id).table("modak.modak.public.events").count()
+        names["spark"].read.option("versionAsOf", cutline.snapshot_id).table("modak.modak.public.events").count()
         == total[0]
     )
 

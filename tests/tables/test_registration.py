@@ -21,6 +21,7 @@ from modak.tables.registration.register import preflight, register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.registration.unregister import unregister
 from modak.tables.site import Site
+from tests.tables import readers
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 
@@ -194,17 +195,46 @@ def test_corrections_that_only_the_delta_has_are_not_dropped_silently(events: Ev
     assert unregister(events.site, events.name, discard_corrections=True).corrections_discarded == 1
 
 
-def test_a_busy_table_does_not_cost_it_its_spill(events: Events) -> None:
-    """Registration needs a lock for a moment; a transaction that is open for a moment is waited for."""
+def test_a_busy_table_gets_its_spill_in_a_later_pass(events: Events, leader: Leader) -> None:
     with connect(events.site.dsn) as user:
         user.execute("LOCK TABLE public.events IN SHARE UPDATE EXCLUSIVE MODE")
-        import threading
+        assert not events.register().transparent_writes
+    events.tier(leader)
+    assert events.register().transparent_writes
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    assert events.everything() == ROWS | {(1000, 50, "history")}
 
-        timer = threading.Timer(1.0, user.rollback)
-        timer.start()
-        registered = events.register()
-        timer.join()
-    assert registered.transparent_writes
+
+def test_a_table_made_anew_over_a_kept_lake_is_matched_by_the_names_of_its_columns(
+    events: Events, leader: Leader
+) -> None:
+    events.register()
+    events.tier(leader)
+    unregister(events.site, events.name)
+    events.sql("DROP TABLE public.events")
+    events.sql(
+        "CREATE TABLE public.events (body text, extra int, ts bigint, id bigint, PRIMARY KEY (id, ts))"
+        " PARTITION BY RANGE (ts)"
+    )
+    events.add_partition(200)
+    events.add_partition(300)
+    events.sql("INSERT INTO public.events (id, ts, body, extra) VALUES (1001, 250, 'new', 5), (1002, 350, 'newest', 6)")
+    events.register()
+    assert events.tier(leader).rows == 1
+    lake = {row["id"]: row for row in readers.by_spark(events.site, events.name)}
+    assert lake[7] == {"id": 7, "ts": 7, "body": "row 7", "extra": None}
+    assert lake[1001] == {"id": 1001, "ts": 250, "body": "new", "extra": 5}
+    assert len(lake) == 201
+
+
+def test_a_kept_lake_of_another_tier_key_is_not_taken_over(events: Events) -> None:
+    events.register()
+    unregister(events.site, events.name)
+    events.sql("DROP TABLE public.events")
+    events.sql("CREATE TABLE public.events (id bigint, at bigint, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)")
+    events.add_partition(0)
+    with pytest.raises(Refused, match="laid out by another column"):
+        register(events.site, RegisterRequest(events.name, ("id",), "at"))
 
 
 def test_a_table_that_was_dropped_can_be_unregistered(events: Events, leader: Leader) -> None:

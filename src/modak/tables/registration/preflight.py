@@ -205,7 +205,7 @@ def _lake_problems(request: RegisterRequest, existing: LakeTable | None) -> Iter
     if existing is not None and existing.layout.column not in (None, request.tier_key):
         yield Problem(
             "register.lake_differs",
-            f"The lake table at {existing.location} is laid out by {quote(existing.layout.column)}, not by the tier key.",
+            f"The lake table at {existing.location} is laid out by another column, {quote(existing.layout.column)}.",
             "Register it as it was before, or drop that lake table first.",
         )
 

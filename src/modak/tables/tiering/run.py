@@ -14,6 +14,7 @@ from modak.catalog import spill
 from modak.catalog.lease import Epoch
 from modak.core.errors import Conflict
 from modak.core.names import TableName
+from modak.postgres.connect import translate
 from modak.tables import premake
 from modak.tables.observe import Observed, observe, sync
 from modak.tables.premake import PremakePlan, plan_premake
@@ -72,6 +73,13 @@ class DryRun:
 
 def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
     """Run one pass over a table in the name of a leader's epoch."""
+    try:
+        return _pass(site, epoch, name)
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
     writer = site.writer(epoch)
     with site.connect(autocommit=True) as conn:
         for op, removed in finish_operations(site, writer, site.reader.state(name)):
