@@ -224,6 +224,7 @@ def test_after_a_kill_anywhere_the_next_worker_goes_on(
     _kill(place, killed_at)
     left = {op.op_id for op in place.truth.reader.unfinished_ops()}
     after = place.start("daemon", "--register")
+    until(lambda: "leader.acquired" in after.events(), "nobody leads", place.workers)
     place.until_tiered()
     after.terminate()
     assert left <= {entry["op"] for entry in after.said() if entry["event"] == "repair.cleaned"}

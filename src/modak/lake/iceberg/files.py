@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.lake.decode import arrow_schema
 from modak.lake.iceberg.bounds import data_file
@@ -51,17 +52,22 @@ class _OpenFile:
         self.output: Output = open_output(uri)
         self.footer: list[Any] = []
         self.nan_counts: dict[str, int] = {}
-        self.parquet = pq.ParquetWriter(
-            self.output.stream,
-            schema,
-            # A third smaller than snappy for a quarter of its speed, and still twice as fast as Postgres delivers.
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=dictionaries or False,
-            store_decimal_as_integer=True,
-            store_schema=False,
-            metadata_collector=self.footer,
-        )
+        try:
+            with storage_errors(uri):
+                self.parquet = pq.ParquetWriter(
+                    self.output.stream,
+                    schema,
+                    # A third smaller than snappy for a quarter of its speed, still twice as fast as Postgres delivers.
+                    compression="zstd",
+                    compression_level=1,
+                    use_dictionary=dictionaries or False,
+                    store_decimal_as_integer=True,
+                    store_schema=False,
+                    metadata_collector=self.footer,
+                )
+        except ModakError:
+            self.output.discard()
+            raise
         reach("files.created")
 
     def discard(self) -> None:
