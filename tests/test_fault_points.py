@@ -21,6 +21,7 @@ CRASH_TESTS = (
     "tests.catalog.test_faults",
     "tests.catalog.test_migrate",
     "tests.cli.test_demo",
+    "tests.tables.test_backfill",
     "tests.tables.test_crash_aside",
     "tests.tables.test_crash_points",
     "tests.tables.test_foreign_commits",

@@ -11,6 +11,7 @@ from modak.core.names import TableName
 from modak.lake.changes import AddColumn, RenameColumn, SetProperties, WidenColumn
 from modak.lake.model import LakeColumn, LakeName, LakeTable, Layout
 from modak.postgres.describe import PgColumn, PgTable, PgType
+from modak.tables.backfill import BACKFILL
 from modak.tables.evolve import COLUMNS, RELID, Evolution, plan_evolution
 from modak.tables.registration.preflight import map_columns
 
@@ -90,10 +91,11 @@ def test_a_new_column_is_added_with_the_value_that_old_rows_show():
     assert isinstance(changes[-1], SetProperties)
 
 
-def test_a_default_that_differs_from_row_to_row_is_told():
+def test_a_default_that_differs_from_row_to_row_is_filled_in_by_a_rewrite():
     found = plan(heap(column("id", 1, "int8"), column("u", 2, default="random()::text")), lake({1: "id"}, id="long"))
     assert found.changes[0] == AddColumn("u", "string", None)
-    assert "differs from row to row" in found.notes[0]
+    assert isinstance(found.changes[-1], SetProperties)
+    assert json.loads(found.changes[-1].values[BACKFILL]) == {"u": {"expression": "random()::text"}}
 
 
 def test_a_renamed_column_is_renamed():

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from modak.core.errors import Refused
 from modak.runtime.leader import Leader
@@ -64,16 +63,13 @@ def test_old_lake_rows_show_the_moment_of_a_stable_default(events: Events, leade
         assert (shown[0], shown[199], shown[205]) == (moment, moment, moment)
 
 
-def test_a_volatile_default_is_reported_and_new_rows_keep_theirs(events: Events, leader: Leader) -> None:
+def test_a_volatile_default_is_made_for_old_rows_and_new_rows_keep_theirs(events: Events, leader: Leader) -> None:
     tiered_once(events, leader)
     events.sql("ALTER TABLE public.events ADD chance float8 DEFAULT random()")
     kept = dict(events.sql("SELECT id, chance FROM public.events"))
-    with capture_logs() as logs:
-        tier_the_next(events, leader)
-    (note,) = [entry["note"] for entry in logs if entry["event"] == "evolve.note"]
-    assert '"chance"' in note or "chance" in note
+    tier_the_next(events, leader)
     for shown in column(events, "chance"):
-        assert shown[0] is None
+        assert len({shown[key] for key in range(200)}) > 190
         assert all(shown[key] == value for key, value in kept.items())
 
 

@@ -134,7 +134,7 @@ def forgetful(fresh_database: Dsn, warehouse: str, spark_home: Path, spark: obje
         yield Events.create(site)
 
 
-@pytest.mark.parametrize("commits", [25, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("commits", [12, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
 def test_a_pinned_read_by_metadata_file_works_after_many_commits(forgetful: Events, commits: int) -> None:
     with Leader.campaign(forgetful.site, 5) as leader:
         forgetful.register()

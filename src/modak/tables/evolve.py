@@ -8,7 +8,7 @@ change itself is a commit without rows: S stays, the pointer moves.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -24,6 +24,7 @@ from modak.lake.changes import AddColumn, Change, RenameColumn, SetProperties, W
 from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.describe import PgColumn, PgTable
+from modak.tables.backfill import BACKFILL, backfill, due
 from modak.tables.landing import land
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
@@ -40,10 +41,11 @@ _WIDER = {("int", "long"), ("float", "double")}
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What changes in the lake's schema, and what an operator should know about it."""
+    """What changes in the lake's schema."""
 
     changes: tuple[Change, ...]
-    notes: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+    """Columns whose values old rows get by a rewrite, because no initial default can say them."""
 
 
 def column_property(heap: PgTable) -> dict[str, str]:
@@ -64,7 +66,7 @@ def plan_evolution(
     at = dict(known)
     taken = {column.name for column in lake.schema}
     changes: list[Change] = []
-    notes: list[str] = []
+    fill: dict[str, dict[str, str]] = {}
     by_name = {column.column.name: column for column in mapped}
     for column in heap.columns:
         wanted, number = by_name[column.name], str(column.attnum)
@@ -78,12 +80,15 @@ def plan_evolution(
             changes += _widened(lake, known.get(number, column.name), wanted)
             continue
         changes += _make_room(column.name, at, taken)
-        changes += _added(column, wanted, rewritten)
+        initial = _initial(column, wanted, rewritten)
+        changes += _added(column, wanted, initial)
         taken.add(column.name)
-        notes += _about(column)
+        needed = due(column, initial)
+        if needed is not None:
+            fill[column.name] = needed
     if changes or known != json.loads(column_property(heap)[COLUMNS]):
-        changes.append(SetProperties(column_property(heap)))
-    return Evolution(tuple(changes), tuple(notes))
+        changes.append(SetProperties({**column_property(heap), **_to_fill(lake, fill)}))
+    return Evolution(tuple(changes), tuple(fill))
 
 
 def evolve(
@@ -93,7 +98,7 @@ def evolve(
     rewritten = _rewritten(state, heap)
     evolution = plan_evolution(heap, mapped, lake, rewritten=rewritten)
     if not evolution.changes:
-        return lake
+        return backfill(site, writer, state, heap, mapped, lake)
     op_id = new_op_id(site.clock)
     Journal(writer).begin(op_id, state.table.table_id, "evolve", {"changes": [repr(c) for c in evolution.changes]})
 
@@ -106,8 +111,6 @@ def evolve(
         return plan_evolution(heap, mapped, current, rewritten=rewritten).changes
 
     land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
-    for note in evolution.notes:
-        log.warning("evolve.note", table=str(state.table.name), note=note)
     log.info("evolve.committed", table=str(state.table.name), changes=len(evolution.changes))
     # Only this operation: the tiering that asked for the new columns is under way, and unfinished too.
     landed = site.reader.op(op_id)
@@ -115,7 +118,12 @@ def evolve(
     tidy_landed(site, writer, site.reader.state(state.table.name), landed)
     after = site.lake.load(state.table.lake)
     assert after is not None
-    return after
+    return backfill(site, writer, state, heap, mapped, after)
+
+
+def _to_fill(lake: LakeTable, fill: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    before = json.loads(lake.properties.get(BACKFILL, "{}"))
+    return {BACKFILL: json.dumps({**before, **fill}, sort_keys=True)} if fill else {}
 
 
 def _rewritten(state: TableState, heap: PgTable) -> bool:
@@ -137,8 +145,7 @@ def _make_room(name: str, at: dict[str, str], taken: set[str]) -> Iterator[Chang
         yield RenameColumn(name, aside)
 
 
-def _added(column: PgColumn, wanted: MappedColumn, rewritten: bool) -> Iterator[Change]:
-    initial = _initial(column, wanted, rewritten)
+def _added(column: PgColumn, wanted: MappedColumn, initial: str | None) -> Iterator[Change]:
     yield AddColumn(column.name, wanted.column.type, initial)
     if initial is not None and wanted.column.type.startswith("decimal"):
         # Iceberg's vectorised reader fails on a decimal with an initial default in files that have the column.
@@ -173,11 +180,3 @@ def _initial(column: PgColumn, wanted: MappedColumn, rewritten: bool) -> str | N
 
     shown = column.default_value if column.missing_value is None and rewritten else column.missing_value
     return None if shown is None else initial_default(wanted, shown)
-
-
-def _about(column: PgColumn) -> Iterator[str]:
-    if column.default is not None and column.missing_value is None and not column.default_constant:
-        yield (
-            f"column {quote(column.name)} has a default that differs from row to row;"
-            " rows already in the lake show NULL"
-        )
