@@ -75,6 +75,13 @@ def _exported(at: Fields) -> Step:
     return Step("exported", f"{at['table']}: " + ", ".join(parts))
 
 
+def _exporting(at: Fields) -> Step:
+    left = at.get("seconds_left")
+    rest = f", about {duration(float(left))} left" if left else ""
+    rows = f" (about {number(at['rows'])} rows)" if at.get("rows") else ""
+    return Step("exporting", f"{at['table']}: {at['tasks']} of {at['of']} tasks are done{rows}{rest}", "dim")
+
+
 def _committed(at: Fields) -> Step:
     return Step("committed", f"{at['table']}: {number(at['rows'])} rows in lake snapshot {at['snapshot']}", "green")
 
@@ -111,6 +118,7 @@ def _count(amount: int, noun: str) -> str:
 
 _TELLERS: Mapping[str, Callable[[Fields], Step]] = {
     "tiering.sealed": _sealed,
+    "tiering.progress": _exporting,
     "tiering.exported": _exported,
     "tiering.committed": _committed,
     "repair.cleaned": _cleaned,
@@ -118,7 +126,6 @@ _TELLERS: Mapping[str, Callable[[Fields], Step]] = {
 }
 _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "tiering.advanced": ("advanced", "{table}: the cut-line is now {cut_line}", "green"),
-    "tiering.progress": ("exporting", "{table}: {tasks} of {of} tasks are done", "dim"),
     "tiering.again": ("again", "{table}: {detail}", "dim"),
     "tiering.deferred": ("waiting", "{table}: {reason}", "dim"),
     "reclaim.dropped": ("dropped", "{table}: heap partition {partition}", "magenta"),

@@ -203,7 +203,10 @@ def _export(site: Site, plan: TieringPlan, source: Source, op_id: OpId, snapshot
     started = site.clock.monotonic()
 
     def progress(done: int, total: int) -> None:
-        log.info("tiering.progress", table=str(plan.table), tasks=done, of=total)
+        spent = site.clock.monotonic() - started
+        left = round(spent / done * (total - done), 1) if done else None
+        rows = plan.rows * done // total
+        log.info("tiering.progress", table=str(plan.table), tasks=done, of=total, rows=rows, seconds_left=left)
 
     exported = export(splits, site.spark, progress if len(splits) > 1 else None)
     seconds = max(site.clock.monotonic() - started, 1e-9)
