@@ -193,6 +193,8 @@ class Prepared:
     obsolete: tuple[str, ...] = ()
     tagged: frozenset[int] = frozenset()
     """Snapshots that were asked to be kept: each has its pin tag in this commit, new or from before."""
+    new_tags: frozenset[int] = frozenset()
+    """Those of them whose tag this commit makes, and has to see gone when the pins lapse."""
     summary: Mapping[str, str] = field(default_factory=dict)
     expired: tuple[str, ...] = ()
     """Files that an expiry makes unreachable: journal them, swap, then delete."""

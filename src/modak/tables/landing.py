@@ -84,7 +84,7 @@ def land(
                     metadata=prepared.new_location,
                     snapshot=prepared.snapshot_id,
                     obsolete=list(prepared.obsolete),
-                    tagged=sorted(prepared.tagged),
+                    tagged=sorted(prepared.new_tags),
                     expired=list(prepared.expired),
                 )
             reach("landing.committed")

@@ -71,11 +71,12 @@ def prepare(
     changes, own_path = _path_afterwards(changes, base_path)
     present = _refs(java, base)
     tagged = frozenset(tag)
+    new_tags = frozenset(snapshot for snapshot in tagged if pin_tag(snapshot) not in present)
 
     reach("lake.prepare_started")
     transaction.updateProperties().set(_PATH, folder).commit()
     updates = Updates(java, transaction, attempt.op_id, attempt.kind)
-    for snapshot in sorted(snapshot for snapshot in tagged if pin_tag(snapshot) not in present):
+    for snapshot in sorted(new_tags):
         updates.apply(CreateTag(pin_tag(snapshot), snapshot))
     for change in changes:
         updates.apply(change)
@@ -99,6 +100,7 @@ def prepare(
         attempt_folder=folder,
         obsolete=tuple(sorted(map(normal, gone))),
         tagged=tagged,
+        new_tags=new_tags,
         summary={} if snapshot is None else _summary(java, snapshot),
         expired=expired,
         location=table.location(),
