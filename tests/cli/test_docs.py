@@ -48,8 +48,3 @@ def test_commands_in_the_documents_exist_with_their_flags(_page: str, line: str)
         command = command.commands[words.pop(0)]
     known = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
-
-
-def test_the_documents_name_no_path_of_a_build_machine() -> None:
-    for page in PAGES:
-        assert "/work/" not in page.read_text()

@@ -87,8 +87,11 @@ def plan_splits(source: Source, op_id: OpId, snapshot: str, cores: int) -> tuple
     columns = _in_heap_order(source)
     folder = data_folder(source.lake.location, op_id)
     splits: list[Split] = []
+    total = sum(leaf.bytes for leaf in source.leaves) or 1
     for leaf in source.leaves:
-        for pages in ctid_splits(leaf.pages, leaf.bytes, SPLIT_BYTES, cores):
+        # Several leaves keep the cores busy together; each gets its share of them.
+        share = max(1, round(cores * leaf.bytes / total))
+        for pages in ctid_splits(leaf.pages, leaf.bytes, SPLIT_BYTES, share):
             splits.append(
                 Split(
                     source.dsn,
