@@ -48,3 +48,9 @@ def test_commands_in_the_documents_exist_with_their_flags(_page: str, line: str)
         command = command.commands[words.pop(0)]
     known = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_documents_name_no_path_of_the_machine_that_they_were_written_on() -> None:
+    here = (str(Path(__file__).resolve().parents[2]), str(Path.home()) + "/")
+    for page in PAGES:
+        assert not [path for path in here if path in page.read_text()], page
