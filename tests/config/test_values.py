@@ -217,6 +217,13 @@ def test_sort_keys_fall_back_to_those_of_the_star() -> None:
     assert load({}).measurements.sort_keys_of("disk") == ()
 
 
+def test_retention_is_told_per_measurement() -> None:
+    kept = load({"MODAK_MEASUREMENTS_RETENTION": "cpu=30d;*=12h"}).measurements.kept()
+    assert {name: time.total_seconds() for name, time in kept.items()} == {"cpu": 30 * 86_400, "*": 12 * 3600}
+    with pytest.raises(UsageError, match="the time of cpu is no duration"):
+        load({"MODAK_MEASUREMENTS_RETENTION": "cpu=long"})
+
+
 def test_loopback_is_what_only_this_machine_reaches() -> None:
     def loopback(host: str) -> bool:
         return load({"MODAK_HTTP_HOST": host, "MODAK_API_TOKEN": "t"}).http.loopback

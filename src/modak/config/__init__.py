@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modak.config.contexts import EntitySettings, MeasurementSettings
-    from modak.config.explain import Setting, document, explain
+    from modak.config.explaining import Setting, document, explain
     from modak.config.models import (
         CorrectionSettings,
         CredentialSettings,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "modak.config.contexts": ("EntitySettings", "MeasurementSettings"),
-    "modak.config.explain": ("Setting", "document", "explain"),
+    "modak.config.explaining": ("Setting", "document", "explain"),
     "modak.config.read": ("load",),
     "modak.config.settings": ("Settings",),
 }

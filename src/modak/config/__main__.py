@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from modak.config.explain import document
+from modak.config.explaining import document
 
 
 def main(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +17,14 @@ from modak.config.kinds import (
     HOST,
     MANIFEST_TEMPLATE,
     PORT,
+    RETENTION,
     SCHEMA_IDS,
     SECONDS,
     SECRET,
     SORT_KEYS,
     TEXT,
     choice,
+    read_duration,
     whole,
 )
 from modak.config.models import MIB, default_home
@@ -64,11 +67,45 @@ class MeasurementSettings(Concern):
     daily_schedule: Annotated[str, CRON] = setting(
         "MODAK_MEASUREMENTS_DAILY_SCHEDULE", "0 3 * * *", "When the daily tier runs (cron, UTC)."
     )
+    weekly_enabled: Annotated[bool, FLAG] = setting(
+        "MODAK_MEASUREMENTS_WEEKLY_ENABLED", False, "The weekly tier (days 1–7, 8–14, 15–21 and 22–end of a month)."
+    )
+    weekly_min_age_hours: Annotated[int, whole(0)] = setting(
+        "MODAK_MEASUREMENTS_WEEKLY_MIN_AGE_HOURS", 168, "Weeks younger than this are left alone."
+    )
+    weekly_min_files: Annotated[int, whole(1)] = setting(
+        "MODAK_MEASUREMENTS_WEEKLY_MIN_FILES", 7, "Files that must have gathered in a week."
+    )
+    weekly_target_size_mb: Annotated[int, whole(1)] = setting(
+        "MODAK_MEASUREMENTS_WEEKLY_TARGET_SIZE_MB", 2048, "Weekly outputs roll at this size."
+    )
+    weekly_schedule: Annotated[str, CRON] = setting(
+        "MODAK_MEASUREMENTS_WEEKLY_SCHEDULE", "0 4 * * 1", "When the weekly tier runs (cron, UTC)."
+    )
+    monthly_enabled: Annotated[bool, FLAG] = setting("MODAK_MEASUREMENTS_MONTHLY_ENABLED", False, "The monthly tier.")
+    monthly_min_age_hours: Annotated[int, whole(0)] = setting(
+        "MODAK_MEASUREMENTS_MONTHLY_MIN_AGE_HOURS", 720, "Months younger than this are left alone."
+    )
+    monthly_min_files: Annotated[int, whole(1)] = setting(
+        "MODAK_MEASUREMENTS_MONTHLY_MIN_FILES", 4, "Files that must have gathered in a month."
+    )
+    monthly_target_size_mb: Annotated[int, whole(1)] = setting(
+        "MODAK_MEASUREMENTS_MONTHLY_TARGET_SIZE_MB", 2048, "Monthly outputs roll at this size."
+    )
+    monthly_schedule: Annotated[str, CRON] = setting(
+        "MODAK_MEASUREMENTS_MONTHLY_SCHEDULE", "0 5 1 * *", "When the monthly tier runs (cron, UTC)."
+    )
+    grace_seconds: Annotated[int, whole(0)] = setting(
+        "MODAK_MEASUREMENTS_GRACE_SECONDS", 900, "How long inputs outlive the commit; longer than any listing takes."
+    )
+    claim_seconds: Annotated[int, whole(1)] = setting(
+        "MODAK_MEASUREMENTS_CLAIM_SECONDS", 60, "A compactor that is silent for so long has lost its claims."
+    )
     max_concurrent: Annotated[int, whole(1, 1024)] = setting(
         "MODAK_MEASUREMENTS_MAX_CONCURRENT", 2, "Partitions compacted at the same time; they share the memory limit."
     )
     memory_limit: Annotated[int | None, BYTES] = setting(
-        "MODAK_MEASUREMENTS_MEMORY_LIMIT", None, "Memory of all jobs together.", shown="unset (the engine's own limit)"
+        "MODAK_MEASUREMENTS_MEMORY_LIMIT", None, "Memory of all jobs together.", shown="unset (half of the machine's)"
     )
     temp_directory: Annotated[Path, FOLDER] = setting(
         "MODAK_MEASUREMENTS_TEMP_DIRECTORY",
@@ -83,9 +120,22 @@ class MeasurementSettings(Concern):
         "`measurement=key,key` pairs with `;` between; the measurement `*` stands for all others.",
         shown="empty (sorted by time)",
     )
-    batch_files: Annotated[int, whole(2, 500)] = setting("MODAK_MEASUREMENTS_BATCH_FILES", 30, "Files merged at once.")
+    batch_files: Annotated[int, whole(2, 500)] = setting(
+        "MODAK_MEASUREMENTS_BATCH_FILES", 30, "Files that a batch holds at least, if it has reached the target size."
+    )
     isolation: Annotated[str, choice("spark", "process")] = setting(
         "MODAK_MEASUREMENTS_ISOLATION", "spark", "Whether a job runs in a Spark task or in a child process."
+    )
+    retention: Annotated[Pairs, RETENTION] = setting(
+        "MODAK_MEASUREMENTS_RETENTION",
+        Pairs(),
+        "How long measurements are kept, `measurement=duration` pairs with `;` between; `*` stands for all others.",
+        shown="empty (for ever)",
+    )
+    export_kept: Annotated[float, DURATION] = setting(
+        "MODAK_MEASUREMENTS_EXPORT_KEPT",
+        86_400.0,
+        "How long a snapshot of an exported Iceberg table stays readable after the next one.",
     )
     profile: Annotated[bool, FLAG] = setting(
         "MODAK_COMPACTION_PROFILE", False, "Memory profile of every compaction job."
@@ -95,6 +145,10 @@ class MeasurementSettings(Concern):
         """The sort keys of a measurement, without `time`, which always comes last."""
         text = self.sort_keys.get(measurement, self.sort_keys.get("*", ""))
         return tuple(key for key in text.split(",") if key)
+
+    def kept(self) -> dict[str, timedelta]:
+        """How long measurements are kept, by name; `*` for all others."""
+        return {name: timedelta(seconds=read_duration(text)) for name, text in self.retention.items()}
 
 
 class EntitySettings(Concern):
@@ -202,8 +256,13 @@ class EntitySettings(Concern):
     pg_use_iam: Annotated[bool, FLAG] = setting(
         "MODAK_ENTITIES_PG_USE_IAM", False, "Fetch an IAM token as the password at every connect."
     )
+    pg_token_command: Annotated[str | None, TEXT] = setting(
+        "MODAK_ENTITIES_PG_TOKEN_COMMAND", None, "Command that prints the IAM token; it is run without a shell."
+    )
     pg_ssl_mode: Annotated[str, choice("disable", "allow", "prefer", "require", "verify-ca", "verify-full")] = setting(
-        "MODAK_ENTITIES_PG_SSL_MODE", "require", "TLS mode of a Postgres named by `MODAK_ENTITIES_PG_HOST`."
+        "MODAK_ENTITIES_PG_SSL_MODE",
+        "require",
+        "TLS mode, where the address names none; `require` means none on this machine.",
     )
     s3_bucket: Annotated[str | None, TEXT] = setting(
         "MODAK_ENTITIES_S3_BUCKET", None, "Bucket of the entity store.", shown="unset (the default lake)"
@@ -224,10 +283,10 @@ class EntitySettings(Concern):
         "MODAK_ENTITIES_DUCKDB_PATH", None, "File of the kernel inside a task.", shown="unset (in memory)"
     )
     duck_threads: Annotated[int | None, whole(1, 1024)] = setting(
-        "MODAK_ENTITIES_DUCK_THREADS", None, "Threads of the kernel.", shown="unset (the task's cores)"
+        "MODAK_ENTITIES_DUCK_THREADS", None, "Threads of the kernel.", shown="unset (1)"
     )
     duck_mem_limit: Annotated[int | None, BYTES] = setting(
-        "MODAK_ENTITIES_DUCK_MEM_LIMIT", None, "Memory of the kernel.", shown="unset (the task's share)"
+        "MODAK_ENTITIES_DUCK_MEM_LIMIT", None, "Memory of the kernel.", shown="unset (1 GiB)"
     )
     query_timeout: Annotated[float | None, DURATION] = setting(
         "MODAK_ENTITIES_QUERY_TIMEOUT", None, "Longest time of one export.", shown="unset (no limit)"

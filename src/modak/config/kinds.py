@@ -91,7 +91,8 @@ def _read_seconds(text: str) -> float:
     return number
 
 
-def _read_duration(text: str) -> float:
+def read_duration(text: str) -> float:
+    """Seconds from `90s`, `5m`, `1h`, `30d` or a plain number."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise Malformed
@@ -186,6 +187,16 @@ def _read_sort_keys(text: str) -> Pairs:
     return Pairs({measurement: ",".join(_read_list(keys)) for measurement, keys in pairs.items()})
 
 
+def _read_retention(text: str) -> Pairs:
+    pairs = read_pairs(text)
+    for measurement, kept in pairs.items():
+        try:
+            read_duration(kept)
+        except Malformed:
+            raise Malformed(f"the time of {measurement} is no duration") from None
+    return Pairs(pairs)
+
+
 def _read_template(text: str) -> str:
     if "{{.SchemaID}}" not in text:
         raise Malformed("it would be the same file for every schema")
@@ -205,7 +216,7 @@ def choice(*options: str) -> Kind:
 
 
 SECONDS = Kind("a number of seconds above 0", _read_seconds)
-DURATION = Kind("a duration such as 90s, 5m or 1h (a plain number is seconds)", _read_duration)
+DURATION = Kind("a duration such as 90s, 5m or 1h (a plain number is seconds)", read_duration)
 FLAG = Kind("true or false", _read_flag)
 BYTES = Kind("a size such as 256MiB, 1GiB, 128MB or a number of bytes", read_bytes, show_bytes)
 LAG = Kind("a whole number, or for time keys a duration such as 7d or 12h", _read_lag)
@@ -226,6 +237,11 @@ LAKE_PROPS = Kind(
 SORT_KEYS = Kind(
     "measurement=key,key;… (the measurement * stands for all others)",
     _read_sort_keys,
+    Pairs.shown,
+)
+RETENTION = Kind(
+    "measurement=duration;… such as cpu=30d;*=365d (the measurement * stands for all others)",
+    _read_retention,
     Pairs.shown,
 )
 MANIFEST_TEMPLATE = Kind("a path that contains {{.SchemaID}}", _read_template)

@@ -103,6 +103,11 @@ class LakeSettings(Concern):
     namespace: Annotated[str, NAMESPACE] = setting(
         "MODAK_CATALOG_NAMESPACE", "modak", "First level of every lake table's namespace."
     )
+    vend_credentials: Annotated[bool, FLAG] = setting(
+        "MODAK_ICEBERG_VEND_CREDENTIALS",
+        False,
+        "Whether the Iceberg REST catalog under `/iceberg` gives the S3 keys above to its clients.",
+    )
     format: Annotated[str, choice("iceberg")] = setting("MODAK_LAKE_FORMAT", "iceberg", "Lake format plugin.")
     props: Annotated[Pairs, LAKE_PROPS] = setting(
         "MODAK_LAKE_PROPS",
@@ -143,6 +148,9 @@ class TieringSettings(Concern):
     premake_partitions: Annotated[int, whole(0, 10_000)] = setting(
         "MODAK_PREMAKE_PARTITIONS", 2, "Empty partition widths kept ahead; 0 switches it off."
     )
+    concurrent_tables: Annotated[int, whole(1, 64)] = setting(
+        "MODAK_CONCURRENT_TABLES", 2, "Tables that the leader works on at the same time."
+    )
 
 
 class CorrectionSettings(Concern):
@@ -170,6 +178,11 @@ class MirrorSettings(Concern):
     )
     slot_warn_bytes: Annotated[int, BYTES] = setting(
         "MODAK_SLOT_WARN_BYTES", 1024 * MIB, "WAL retained by a slot from which on to warn."
+    )
+    slot_policy: Annotated[str, choice("warn", "pause", "reanchor")] = setting(
+        "MODAK_SLOT_POLICY",
+        "warn",
+        "What happens beyond that: only `warn`; give up the slot and `pause`; or give it up and `reanchor`.",
     )
 
 
@@ -231,7 +244,10 @@ class HttpSettings(Concern):
         "MODAK_HTTP_HOST", "127.0.0.1", "Address on which HTTP listens; beyond loopback `MODAK_API_TOKEN` is required."
     )
     metrics_port: Annotated[int | None, PORT] = setting(
-        "MODAK_METRICS_PORT", None, "Port of `/metrics` of the headless worker.", shown="unset (off)"
+        "MODAK_METRICS_PORT",
+        None,
+        "Port on which the headless worker serves `/metrics`, health, the API and the Iceberg catalog.",
+        shown="unset (off)",
     )
     console_port: Annotated[int, PORT] = setting("MODAK_CONSOLE_PORT", 9090, "Port of the console.")
     console_sql: Annotated[bool, FLAG] = setting("MODAK_CONSOLE_SQL", True, "The console's SQL playground.")
@@ -240,6 +256,12 @@ class HttpSettings(Concern):
     )
     api_read_token: Annotated[SecretStr | None, SECRET] = setting(
         "MODAK_API_READ_TOKEN", None, "Token that may only read.", secret=True
+    )
+    query_timeout_seconds: Annotated[float, SECONDS] = setting(
+        "MODAK_QUERY_TIMEOUT_SECONDS", 60.0, "Longest time of one query over HTTP."
+    )
+    query_max_rows: Annotated[int, whole(1, 1_000_000)] = setting(
+        "MODAK_QUERY_MAX_ROWS", 10_000, "Rows that one query over HTTP returns at most."
     )
 
     @property
@@ -256,6 +278,9 @@ class LoadSettings(Concern):
     )
     spool_threshold: Annotated[int, whole(0)] = setting(
         "MODAK_LOAD_SPOOL_THRESHOLD", 1000, "Cold rows of a batch from which on they are staged as a file."
+    )
+    max_bytes: Annotated[int, BYTES] = setting(
+        "MODAK_LOAD_MAX_BYTES", 8192 * MIB, "Largest body of a load, before and after decompression."
     )
 
 
@@ -297,8 +322,14 @@ class CredentialSettings(Concern):
 
 
 class LogSettings(Concern):
-    """How log events are written."""
+    """How log events are written, and where traces go."""
 
     format: Annotated[str, choice("console", "json")] = setting(
         "MODAK_LOG", "console", "Log events for a person at a terminal (`console`) or for a machine (`json`)."
+    )
+    otlp_endpoint: Annotated[str | None, ENDPOINT] = setting(
+        "MODAK_OTLP_ENDPOINT",
+        None,
+        "OpenTelemetry collector of traces, such as `http://collector:4318`; needs the extra `tracing`.",
+        shown="unset (no traces)",
     )
