@@ -1,7 +1,8 @@
 """A worker process for tests that end it the hard way: `python -m tests.support.worker daemon --kill landing.prepared`.
 
 It takes its settings from the environment as the real one does, writes its log as JSON lines to standard output, and
-dies by SIGKILL (or stops by SIGSTOP) at the named fault point. SIGTERM ends it cleanly.
+dies by SIGKILL (or stops by SIGSTOP) at the named fault point. SIGTERM ends it cleanly. With `--light` it does without
+a Spark session, as small tables can: for workers that a test needs before or after the one that is struck.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from modak.core.names import TableName
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
+from modak.tables.mirror import chunks
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.registration.unregister import unregister
 from modak.tables.repair import repair
 from modak.tables.site import Site
+from modak.tables.tiering import export
 
 TABLE = TableName("public", "events")
 
@@ -33,6 +36,13 @@ TABLE = TableName("public", "events")
 def main() -> None:
     """Do one thing, and meet the fault on the way."""
     arguments = _arguments()
+    if arguments.light:
+        daemon._warm = lambda *_: None
+    else:
+        # Even a small table moves through Spark tasks here: they are to be killed too.
+        export.DRIVER_BYTES = 0
+    # And every chunk of a copy is a commit.
+    chunks.TASK_BYTES = chunks.TASKS_PER_COMMIT = 1
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
@@ -62,7 +72,6 @@ class _Stopper:
 
 def _daemon(site: Site) -> None:
     stop = threading.Event()
-    _ = site.spark
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
     daemon.run(site, stop=stop)
 
@@ -76,6 +85,7 @@ ACTS = {
     "daemon": _daemon,
     "repair": _repair,
     "register": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts")),
+    "mirror": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", mode="mirrored", chunk_rows=50)),
     "unregister": lambda site: unregister(site, TABLE, drop_lake=True),
 }
 
@@ -84,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.support.worker")
     parser.add_argument("act", choices=sorted(ACTS))
     parser.add_argument("--register", action="store_true", help="register the table first, out of danger")
+    parser.add_argument("--light", action="store_true", help="without a Spark session")
     parser.add_argument("--kill", metavar="POINT", help="die there by SIGKILL")
     parser.add_argument("--stop", metavar="POINT", help="stop there by SIGSTOP, once")
     return parser.parse_args()

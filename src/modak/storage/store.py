@@ -16,20 +16,12 @@ from typing import Any
 
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
+from modak.storage.client import backend, translated, trouble
 from modak.storage.uri import local_path, normal
 
 __all__ = ["Entry", "Store", "normal"]
 
 _CHUNK = 1_000
-# The names of Iceberg's properties, as profiles hold them, and what obstore calls the same thing.
-_PROPS = {
-    "s3.endpoint": "endpoint",
-    "s3.access-key-id": "access_key_id",
-    "s3.secret-access-key": "secret_access_key",
-    "s3.session-token": "session_token",
-    "s3.region": "region",
-    "client.region": "region",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +55,9 @@ class Store:
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise _translated(error, f"use {root}") from error
+                raise translated(error, f"use {root}") from error
             return cls(root, LocalStore(folder))
-        from obstore.store import from_url
-
-        config: Any = _config(root, props or {})
-        return cls(root, from_url(root, config=config))
+        return cls(root, backend(root, props or {}))
 
     def list(self, prefix_uri: str | None = None) -> Iterator[Entry]:
         """Every file below a folder, in no order; a folder that does not exist is empty."""
@@ -80,8 +69,21 @@ class Store:
                 for meta in chunk:
                     if self._is_inside(meta["path"]):
                         yield Entry(f"{self.root}/{meta['path']}", meta["size"], meta["last_modified"])
-        except _trouble() as error:
-            raise _translated(error, f"list {prefix_uri or self.root}") from error
+        except trouble() as error:
+            raise translated(error, f"list {prefix_uri or self.root}") from error
+
+    def folders(self, prefix_uri: str) -> Sequence[str]:
+        """The folders right below a folder; itself when files lie in it too, so that together they hold all of it."""
+        import obstore
+
+        prefix = self._key(prefix_uri)
+        try:
+            found = obstore.list_with_delimiter(self._backend, prefix or None)
+        except trouble() as error:
+            raise translated(error, f"list {prefix_uri}") from error
+        if found["objects"]:
+            return [normal(prefix_uri)]
+        return [f"{self.root}/{one}" for one in found["common_prefixes"]]
 
     def delete(self, uris: Iterable[str]) -> int:
         """Delete files; one that is gone already is fine. How many were there to delete (object stores: asked for)."""
@@ -91,8 +93,8 @@ class Store:
             reach("storage.deleting")
             try:
                 deleted += self._delete_local(chunk) if self._folder else self._delete_remote(chunk)
-            except _trouble() as error:
-                raise _translated(error, f"delete files below {self.root}") from error
+            except trouble() as error:
+                raise translated(error, f"delete files below {self.root}") from error
             reach("storage.deleted")
         return deleted
 
@@ -125,8 +127,8 @@ class Store:
             return bytes(obstore.get(self._backend, self._key(uri)).bytes())
         except FileNotFoundError:
             raise _gone(uri) from None
-        except _trouble() as error:
-            raise _translated(error, f"read {uri}") from error
+        except trouble() as error:
+            raise translated(error, f"read {uri}") from error
 
     def write(self, uri: str, content: bytes) -> None:
         """Create a file; `storage.exists` if there is one already."""
@@ -137,8 +139,8 @@ class Store:
             obstore.put(self._backend, self._key(uri), content, mode="create")
         except AlreadyExistsError:
             raise Conflict("storage.exists", f"{uri} exists already.", retryable=False) from None
-        except _trouble() as error:
-            raise _translated(error, f"write {uri}") from error
+        except trouble() as error:
+            raise translated(error, f"write {uri}") from error
 
     def _key(self, uri: str) -> str:
         plain = normal(uri)
@@ -156,8 +158,8 @@ class Store:
             return obstore.head(self._backend, self._key(uri))
         except FileNotFoundError:
             return None
-        except _trouble() as error:
-            raise _translated(error, f"look at {uri}") from error
+        except trouble() as error:
+            raise translated(error, f"look at {uri}") from error
 
     def _delete_local(self, keys: Sequence[str]) -> int:
         import obstore
@@ -194,16 +196,6 @@ class Store:
         return self._inside[parent]
 
 
-def _config(root: str, props: Mapping[str, str]) -> dict[str, str]:
-    if not root.startswith("s3:"):
-        return {key: value for key, value in props.items() if "." not in key}
-    config = {_PROPS[key]: value for key, value in props.items() if key in _PROPS}
-    config["virtual_hosted_style_request"] = "false" if props.get("s3.path-style-access") == "true" else "true"
-    if config.get("endpoint", "").startswith("http://"):
-        config["allow_http"] = "true"
-    return config
-
-
 def _remove_empty(folder: Path) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
         try:
@@ -215,16 +207,3 @@ def _remove_empty(folder: Path) -> None:
 
 def _gone(uri: str) -> ModakError:
     return ModakError("storage.not_found", f"{uri} does not exist.")
-
-
-def _trouble() -> tuple[type[Exception], ...]:
-    from obstore.exceptions import BaseError
-
-    return (BaseError, OSError)
-
-
-def _translated(error: Exception, what: str) -> ModakError:
-    if isinstance(error, PermissionError) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return ModakError("storage.denied", f"Storage refuses to {what}.", hint="Check the credentials and rights.")
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return ModakError("storage.failed", f"Storage cannot {what}: {first}", retryable=True)

@@ -1,0 +1,264 @@
+"""Single files by URI, wherever they lie: what the writers and readers of the lake use inside tasks and in the driver.
+
+The keyring (`access.py`) opens the store of a URI; a process keeps one client per root. Reads and writes of object
+stores are tried again with growing pauses. A file goes up whole when it is finished and exists whole or not at all.
+Memory: one window of a file that is read, the parts of one upload.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from modak.core.errors import Conflict, ModakError, Refused
+from modak.core.faults import reach
+from modak.storage.access import Key, key_of
+from modak.storage.client import backend, translated, trouble
+from modak.storage.retry import patiently
+from modak.storage.uri import local_path, normal
+
+WINDOW = 4 << 20
+_PART = 16 << 20
+_COPY_LIMIT = 5 << 30
+"""What one server-side copy of S3 can carry."""
+
+_lock = threading.Lock()
+_backends: dict[str, tuple[Key, Any]] = {}
+
+
+def opened(uri: str) -> tuple[Any, str]:
+    """The client of a URI's root, and the path of the URI below it."""
+    plain = normal(uri)
+    if local_path(plain) is not None:
+        raise ModakError("storage.scheme", f"{uri} is a local file.")
+    key = key_of(plain)
+    if key.root == plain:
+        # Nobody knows this place: the whole bucket, by the provider's own chain.
+        scheme, _, rest = plain.partition("://")
+        key = Key(f"{scheme}://{rest.partition('/')[0]}", key.props)
+    with _lock:
+        known = _backends.get(key.root)
+        if known is None or known[0] != key:
+            known = _backends[key.root] = (key, backend(key.root, key.props))
+    return known[1], plain.removeprefix(f"{key.root}/")
+
+
+class RemoteFile(io.RawIOBase):
+    """An object as a file to read: windows of it are fetched when they are asked for."""
+
+    def __init__(self, uri: str, window: int = WINDOW) -> None:
+        super().__init__()
+        self.uri = uri
+        self._size = size(uri)
+        self._window = window
+        self._at = 0
+        self._start = 0
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        """The bytes of the whole object; pyarrow asks for it."""
+        return self._size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, wanted: int | None = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        length = left if wanted is None or wanted < 0 else min(wanted, left)
+        if length == 0:
+            return b""
+        if not (self._start <= self._at and self._at + length <= self._start + len(self._held)):
+            fetched = min(max(length, self._window), left)
+            self._held = read_range(self.uri, self._at, fetched)
+            self._start = self._at
+        begin = self._at - self._start
+        self._at += length
+        return self._held[begin : begin + length]
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def read_range(uri: str, offset: int, length: int) -> bytes:
+    """Some bytes of an object, all of them or an error."""
+    import obstore
+
+    client, key = opened(uri)
+
+    def once() -> bytes:
+        try:
+            data = bytes(obstore.get_range(client, key, start=offset, length=length))
+        except FileNotFoundError:
+            raise gone(uri) from None
+        except trouble() as error:
+            raise translated(error, f"read {uri}") from error
+        if len(data) != length:
+            raise ModakError("storage.failed", f"{uri} broke off after {len(data)} of {length} bytes.", retryable=True)
+        return data
+
+    return patiently(once)
+
+
+def size(uri: str) -> int:
+    """The bytes of a file."""
+    return identity(uri)[0]
+
+
+def identity(uri: str) -> tuple[int, str]:
+    """The bytes of a file and the version that they are: its etag, or inode and time of a local one."""
+    folder = local_path(uri)
+    if folder is not None:
+        try:
+            found = os.stat(folder)
+        except FileNotFoundError:
+            raise gone(uri) from None
+        except OSError as error:
+            raise translated(error, f"look at {uri}") from error
+        return found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+    import obstore
+
+    client, key = opened(uri)
+
+    def once() -> tuple[int, str]:
+        try:
+            meta = obstore.head(client, key)
+        except FileNotFoundError:
+            raise gone(uri) from None
+        except trouble() as error:
+            raise translated(error, f"look at {uri}") from error
+        return int(meta["size"]), str(meta["e_tag"] or "")
+
+    return patiently(once)
+
+
+def upload(local_file: Path, uri: str) -> int:
+    """Write an object from a local file; returns its size."""
+    import obstore
+
+    client, key = opened(uri)
+    length = local_file.stat().st_size
+
+    def once() -> None:
+        try:
+            obstore.put(client, key, local_file, chunk_size=_PART, use_multipart=length > _PART)
+        except trouble() as error:
+            raise translated(error, f"write {uri}") from error
+
+    reach("remote.before_upload")
+    patiently(once)
+    found = size(uri)
+    if found != length:
+        raise ModakError("storage.failed", f"{uri} has {found} of {length} bytes after its upload.", retryable=True)
+    reach("remote.uploaded")
+    return length
+
+
+def fetch(uri: str, local_file: Path) -> None:
+    """Copy a file to a local one, window by window."""
+    source = local_path(uri)
+    if source is not None:
+        try:
+            shutil.copyfile(source, local_file)
+        except FileNotFoundError:
+            raise gone(uri) from None
+        except OSError as error:
+            raise translated(error, f"read {uri}") from error
+        return
+    with RemoteFile(uri, _PART) as file, local_file.open("wb") as target:
+        shutil.copyfileobj(file, target, _PART)
+
+
+def delete(uri: str) -> None:
+    """Delete an object; one that is gone already is fine."""
+    import obstore
+
+    client, key = opened(uri)
+
+    def once() -> None:
+        try:
+            obstore.delete(client, key)
+        except FileNotFoundError:
+            return
+        except trouble() as error:
+            raise translated(error, f"delete {uri}") from error
+
+    patiently(once)
+
+
+def copy(source: str, target: str, expected: str) -> None:
+    """Copy a file without its bytes passing through here where the store can; the source must be the version seen."""
+    reach("remote.before_copy")
+    if local_path(target) is not None:
+        _copy_down(source, target)
+    elif local_path(source) is not None:
+        upload(Path(str(local_path(source))), target)
+    else:
+        _copy_inside(source, target)
+    if identity(source)[1] != expected:
+        raise Conflict("storage.changed", f"{source} was written to while it was copied.", retryable=False)
+    reach("remote.copied")
+
+
+def _copy_down(source: str, target: str) -> None:
+    path = Path(str(local_path(target)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetch(source, path)
+    for place in (path, path.parent):
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _copy_inside(source: str, target: str) -> None:
+    import obstore
+
+    (there, from_key), (here, to_key) = opened(source), opened(target)
+    if size(source) > _COPY_LIMIT:
+        raise Refused("storage.too_large", f"{source} has more than 5 GiB.", hint="Use --rewrite for it.")
+    if there is not here:
+        _carry(source, target)
+        return
+
+    def once() -> None:
+        try:
+            obstore.copy(here, from_key, to_key)
+        except FileNotFoundError:
+            raise gone(source) from None
+        except trouble() as error:
+            raise translated(error, f"copy {source}") from error
+
+    patiently(once)
+
+
+def _carry(source: str, target: str) -> None:
+    """From one store to another there is no server between them: the bytes come by here, through a scratch file."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="modak-carry-") as folder:
+        scratch = Path(folder) / "file"
+        fetch(source, scratch)
+        upload(scratch, target)
+
+
+def gone(uri: str) -> ModakError:
+    """There is no such file."""
+    return ModakError("storage.missing", f"There is no file {uri}.", hint="Was the warehouse moved or cleaned by hand?")

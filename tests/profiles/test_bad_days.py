@@ -1,0 +1,130 @@
+"""A store that throttles, fails, breaks off and loses answers: everything is tried again, nothing is torn or lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from modak.catalog import profiles
+from modak.postgres.dsn import Dsn
+from modak.runtime.leader import Leader
+from modak.runtime.opening import open_site
+from modak.storage import access, client, remote
+from modak.storage.access import Key
+from modak.storage.retry import LONGEST_PAUSE, TRIES, patiently, pause
+from modak.storage.store import Store
+from modak.tables.fold.run import fold
+from modak.tables.registration.register import register
+from modak.tables.registration.request import RegisterRequest
+from modak.tables.site import Site
+from modak.tables.tiering.run import tier
+from tests.profiles.conftest import credentials
+from tests.s3_fixtures import S3Server
+from tests.support.store_proxy import FAULTS, StoreProxy
+from tests.tables.conftest import settings_for
+from tests.tables.events import Events
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(client.CLIENT, "read_timeout", timedelta(seconds=5))
+
+
+def test_pauses_grow_and_are_never_the_same_for_all() -> None:
+    for attempt in range(1, 12):
+        longest = min(0.1 * 2 ** (attempt - 1), LONGEST_PAUSE)
+        drawn = [pause(attempt) for _ in range(50)]
+        assert all(longest / 2 <= one <= longest for one in drawn)
+        assert len(set(drawn)) > 1
+
+
+def test_only_what_may_pass_is_tried_again() -> None:
+    from modak.core.errors import ModakError
+
+    slept: list[float] = []
+    tried: list[int] = []
+
+    def fail(retryable: bool) -> None:
+        tried.append(1)
+        raise ModakError("storage.failed", "no", retryable=retryable)
+
+    for retryable, times in ((False, 1), (True, TRIES)):
+        tried.clear()
+        with pytest.raises(ModakError):
+            patiently(lambda retryable=retryable: fail(retryable), sleep=slept.append)  # type: ignore[misc]
+        assert len(tried) == times
+    assert len(slept) == TRIES - 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_files_go_up_and_come_down_whole_through_each_kind_of_trouble(
+    s3_server: S3Server, tmp_path: Path, fault: str
+) -> None:
+    with StoreProxy(s3_server.endpoint, seed=1, rate=0.4, faults=(fault,)) as proxy:
+        root = f"s3://{s3_server.new_bucket()}/r"
+        props = {**s3_server.props, "s3.endpoint": proxy.endpoint}
+        access.use([Key(root, props)])
+        data = bytes(range(256)) * 4096
+        (tmp_path / "up").write_bytes(data)
+        for number in range(4):
+            assert remote.upload(tmp_path / "up", f"{root}/{number}") == len(data)
+            assert remote.read_range(f"{root}/{number}", 1000, 5000) == data[1000:6000]
+            remote.copy(f"{root}/{number}", f"{root}/copy-{number}", remote.identity(f"{root}/{number}")[1])
+            remote.fetch(f"{root}/copy-{number}", tmp_path / "down")
+            assert (tmp_path / "down").read_bytes() == data
+        store = Store.of(root, props)
+        assert len({entry.uri for entry in store.list()}) == 8
+        assert proxy.broken[fault]
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(client.CLIENT, "read_timeout", timedelta(seconds=1))
+    with StoreProxy(s3_server.endpoint, seed=1, rate=1, faults=("stall",), most=2) as proxy:
+        root = f"s3://{s3_server.new_bucket()}/r"
+        access.use([Key(root, {**s3_server.props, "s3.endpoint": proxy.endpoint})])
+        (tmp_path / "up").write_bytes(b"data")
+        assert remote.upload(tmp_path / "up", f"{root}/a") == 4
+        assert remote.read_range(f"{root}/a", 0, 4) == b"data"
+        assert proxy.broken["stall"] == 2
+
+
+@pytest.fixture
+def shaky(
+    fresh_database: Dsn, warehouse: str, spark_home: Path, s3_server: S3Server, s3_lake: Site
+) -> Iterator[tuple[Site, StoreProxy]]:
+    """A site whose profile `shaky` reaches the store through the proxy."""
+    seed = random.randrange(2**32)
+    with StoreProxy(s3_server.endpoint, seed=seed, rate=0.12) as proxy:
+        environ = credentials(proxy.endpoint)
+        with open_site(settings_for(fresh_database, warehouse, spark_home, **environ)) as site:
+            with site.connect() as conn:
+                profiles.create(conn, "shaky", f"s3://{s3_server.new_bucket()}/lake", credentials="test")
+            yield site, proxy
+
+
+@pytest.mark.full
+def test_no_commit_is_torn_or_lost_on_a_bad_day(shaky: tuple[Site, StoreProxy], s3_server: S3Server) -> None:
+    from pyiceberg.table import StaticTable
+
+    site, proxy = shaky
+    with Leader.campaign(site, 5) as leader:
+        events = Events.create(site)
+        register(site, RegisterRequest(events.name, ("id",), "ts", profile="shaky"))
+        rows = {(i, i, f"row {i}") for i in range(200)}
+        tier(site, leader.epoch, events.name)
+        for number in range(3):
+            events.sql(f'SELECT modak_upsert(\'public.events\', \'{{"id": {number}, "ts": {number}, "body": "new"}}\')')
+            fold(site, leader.epoch, events.name)
+            rows = {row for row in rows if row[0] != number} | {(number, number, "new")}
+        line = site.reader.state(events.name).cutline
+        straight = {**s3_server.props}
+        table = StaticTable.from_metadata(line.metadata_location, straight)
+        found = [tuple(row.values()) for row in table.scan().to_arrow().to_pylist()]
+        assert sorted(found) == sorted(rows)
+        assert sum(proxy.broken.values())
