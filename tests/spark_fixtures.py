@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from modak.spark.gateway import Gateway
 
 
+QUICK_JAVA: Mapping[str, str] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For the short lives of JVMs in tests: a start costs little more than half, and no thread compiles for a later day."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Spark's settings, without the environment."""
 
     master: str = "local[2]"
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=lambda: QUICK_JAVA)
     jars: tuple[str, ...] = ()
 
 
@@ -38,17 +42,29 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_home: Path) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, spark_home: Path) -> Iterator[SparkSession]:
     """The session of the run; `use_catalog` points it at a test's database."""
     from modak.spark import session
 
-    yield session.start(Chosen(), spark_home)
+    yield session.start(Chosen(), spark_home, schemes=schemes(request))
     session.stop()
 
 
 @pytest.fixture(scope="session")
-def gateway(spark: SparkSession) -> Gateway:
-    """Java, in the session's JVM."""
+def gateway(request: pytest.FixtureRequest, spark_home: Path) -> Iterator[Gateway]:
+    """Java: in the session's JVM where the run has a session, else in one of its own, which starts in half the time."""
+    from modak.spark.gateway import open_gateway
     from modak.spark.session import gateway_of
 
-    return gateway_of(spark)
+    if any(item.get_closest_marker("spark") for item in request.session.items):
+        yield gateway_of(request.getfixturevalue("spark"))
+        return
+    opened = open_gateway(spark_home, Chosen(), schemes(request))
+    yield opened
+    opened.shut_down()
+
+
+def schemes(request: pytest.FixtureRequest) -> frozenset[str]:
+    """Object stores that tests of this run have lakes on: the one JVM of the run must know them from the start."""
+    wanted = any("s3_lake" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    return frozenset({"s3"} if wanted else ())

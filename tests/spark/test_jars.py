@@ -113,3 +113,15 @@ def test_without_network_and_cache_the_error_names_the_way_out(tmp_path: Path, c
     assert caught.value.code == "spark.jars_unavailable"
     assert "MODAK_SPARK_JARS" in caught.value.hint
     assert not any(entry.is_dir() for entry in cache.iterdir())
+
+
+def test_the_library_of_a_store_is_fetched_only_when_it_is_needed(
+    tmp_path: Path, cache: Path, fetched: list[int]
+) -> None:
+    plain = jars.resolve(tmp_path, Chosen())
+    both = jars.resolve(tmp_path, Chosen(), {"s3"})
+    assert both[: len(plain)] == plain
+    assert both[-1].parent.name == "iceberg-aws-bundle-1.11.0"
+    assert jars.resolve(tmp_path, Chosen(), {"s3"}) == both
+    assert len(jars.resolve(tmp_path, Chosen(), {"abfs", "abfss"})) == len(plain) + 1
+    assert len(fetched) == 3

@@ -22,6 +22,9 @@ KERNELS = (
     "pyroaring",
     "modak.core.faults",
     "modak.spark.distribute",
+    "modak.tables.seam.streams",
+    "modak.tables.fold.write",
+    "modak.lake.iceberg.locate",
 )
 
 

@@ -25,6 +25,7 @@ from modak.core import faults
 from modak.core.errors import ModakError
 from modak.core.faults import Fault, InjectedFault
 from modak.spark.gateway import Gateway, lost
+from modak.storage import access
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -38,7 +39,7 @@ Failures = list[tuple[int, bytes]]
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 60.0
 _TRACEBACK_LINES = 6
-_SECRET_NAME = re.compile(r"password|secret|token|access_?key|credential", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"password|secret|token|access[_.-]?key|account[_.-]?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
     r"((?:password|secret|token)\w*['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&)]+)", re.IGNORECASE
 )
@@ -69,6 +70,8 @@ class _Task(Generic[Item, Result]):
     tries: int
     done: Accumulator[int]
     failed: Accumulator[Failures]
+    keys: tuple[access.Key, ...] = ()
+    """What opens the stores that the work reads and writes."""
 
     def __call__(self, index: int, items: Iterable[Item]) -> Iterator[tuple[int, bytes]]:
         for item in items:
@@ -79,10 +82,11 @@ class _Task(Generic[Item, Result]):
 
     def _attempt(self, index: int, item: Item) -> bytes | None:
         faults.arm(self.fault)
+        access.use(self.keys)
         try:
             return pickle.dumps(self.work(item))
         except Exception as error:
-            told = _told(error, item)
+            told = _told(error, (item, self.keys))
             if _may_help(error) and not self._last_try():
                 raise RuntimeError(str(told)) from None
             self.failed.add([(index, pickle.dumps(told))])
@@ -127,7 +131,7 @@ class _Job(Generic[Item, Result]):
         self._done = context.accumulator(0)
         gather: Any = _Listing()
         self._failed: Accumulator[Failures] = context.accumulator([], gather)
-        self._task = _Task(work, faults.armed(), _tries(context), self._done, self._failed)
+        self._task = _Task(work, faults.armed(), _tries(context), self._done, self._failed, access.carried())
 
     def run(self) -> list[Result]:
         from pyspark import InheritableThread
@@ -205,7 +209,7 @@ class _Job(Generic[Item, Result]):
             return lost()
         if not isinstance(error, Exception):
             return error
-        text = _scrubbed(_java_message(error), self._items)
+        text = _scrubbed(_java_message(error), (*self._items, self._task.keys))
         crashed = "exited unexpectedly" in text or "ExecutorLostFailure" in text
         return ModakError(
             "spark.task_failed",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,20 @@ import structlog
 
 from modak.core.errors import ModakError
 from modak.spark.conf import SparkConcern, launch_conf
-from modak.spark.jars import PACKAGES, resolve
+from modak.spark.jars import BUNDLES, PACKAGES, resolve
 from modak.spark.java import find_java
 from modak.spark.launch import launch
 
 _log = structlog.get_logger()
 _lock = threading.RLock()
 _current: Gateway | None = None
+_FILE_IO = {
+    # A class of each cloud's own library; Iceberg's classes for it are there in any case.
+    "s3": "software.amazon.awssdk.services.s3.S3Client",
+    "gs": "com.google.cloud.storage.Storage",
+    "abfs": "com.azure.storage.file.datalake.DataLakeFileClient",
+    "abfss": "com.azure.storage.file.datalake.DataLakeFileClient",
+}
 
 
 class Gateway:
@@ -32,6 +39,28 @@ class Gateway:
 
     def __init__(self, py4j: Any) -> None:
         self.py4j = py4j
+
+    def require(self, schemes: Iterable[str]) -> None:
+        """Stop when the JVM was started before a kind of object store was needed."""
+        lacking = [scheme for scheme in sorted(schemes) if not self._has(_FILE_IO[scheme])]
+        if lacking:
+            raise ModakError(
+                "spark.jars_needed",
+                f"This process was started without what Iceberg needs for {', '.join(f'{one}://' for one in lacking)}.",
+                hint="Start the worker again. With jars of your own (MODAK_SPARK_JARS), name also "
+                f"{' and '.join(BUNDLES[one] for one in lacking)}.",
+                retryable=True,
+            )
+
+    def _has(self, needed: str) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        with self.guard():
+            try:
+                self.jvm.java.lang.Class.forName(needed)
+            except Py4JJavaError:
+                return False
+        return True
 
     @property
     def jvm(self) -> Any:
@@ -95,7 +124,7 @@ class Gateway:
             process.wait()
 
 
-def open_gateway(home: Path, settings: SparkConcern) -> Gateway:
+def open_gateway(home: Path, settings: SparkConcern, schemes: Iterable[str] = ()) -> Gateway:
     """The gateway of this process, started when there is none yet (or no more)."""
     global _current
     with _lock:
@@ -103,7 +132,7 @@ def open_gateway(home: Path, settings: SparkConcern) -> Gateway:
             return _current
         home = home.absolute()
         java = find_java(home)
-        jars = resolve(home, settings)
+        jars = resolve(home, settings, schemes)
         gateway = Gateway(launch(java, launch_conf(settings.spark, home, jars), home))
         try:
             _check(gateway)

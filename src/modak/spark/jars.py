@@ -1,4 +1,5 @@
-"""Brings the two jars that Spark lacks, Iceberg's runtime and the Postgres driver, once per machine and version.
+"""Brings the jars that Spark lacks, Iceberg's runtime, the Postgres driver and, for lakes on an object store, the
+bundle of its cloud, once per machine and version.
 
 Order: `MODAK_SPARK_JARS`; then a complete set under `<home>/jars` (copied there for a machine without a network); then
 the cache that all homes of a user share, `$XDG_CACHE_HOME/modak/jars` (default `~/.cache/modak/jars`); else Spark's own
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,28 @@ _log = structlog.get_logger()
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
 POSTGRES = "org.postgresql:postgresql:42.7.8"
 PACKAGES = (ICEBERG, POSTGRES)
+BUNDLES = {
+    "s3": "org.apache.iceberg:iceberg-aws-bundle:1.11.0",
+    "gs": "org.apache.iceberg:iceberg-gcp-bundle:1.11.0",
+    "abfs": "org.apache.iceberg:iceberg-azure-bundle:1.11.0",
+    "abfss": "org.apache.iceberg:iceberg-azure-bundle:1.11.0",
+}
+"""What each kind of object store needs besides; sixty megabytes or so, fetched only when a profile is on one."""
 
 _LIST = "complete.json"
 
 
-def resolve(home: Path, settings: SparkConcern) -> tuple[Path, ...]:
-    """The jars to put on the class path, as absolute local paths."""
+def resolve(home: Path, settings: SparkConcern, schemes: Iterable[str] = ()) -> tuple[Path, ...]:
+    """The jars to put on the class path, as absolute local paths; `schemes` are the kinds of store in use."""
     if settings.spark.jars:
         return _given(settings.spark.jars)
+    bundles = sorted({BUNDLES[scheme] for scheme in schemes})
+    return tuple(jar for packages in (PACKAGES, *((one,) for one in bundles)) for jar in _set(home, settings, packages))
+
+
+def _set(home: Path, settings: SparkConcern, packages: Sequence[str]) -> tuple[Path, ...]:
     home = home.absolute()
-    name = set_name(PACKAGES)
+    name = set_name(packages)
     for folder in (home / "jars", cache_folder()):
         found = _complete(folder / name)
         if found:
@@ -48,7 +61,7 @@ def resolve(home: Path, settings: SparkConcern) -> tuple[Path, ...]:
     target = _writable(cache_folder(), home / "jars")
     with _locked(target):
         # Somebody else may have fetched them while this process waited for the lock.
-        return _complete(target / name) or _fetch(home, settings, target / name)
+        return _complete(target / name) or _fetch(home, settings, target / name, packages)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -107,12 +120,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(home: Path, settings: SparkConcern, target: Path) -> tuple[Path, ...]:
-    _log.info("spark.jars_fetching", packages=list(PACKAGES), into=str(target))
+def _fetch(home: Path, settings: SparkConcern, target: Path, packages: Sequence[str]) -> tuple[Path, ...]:
+    _log.info("spark.jars_fetching", packages=list(packages), into=str(target))
     draft = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     try:
         sizes: dict[str, int] = {}
-        for jar in _resolved_by_ivy(home, settings):
+        for jar in _resolved_by_ivy(home, settings, packages):
             copy = shutil.copyfile(jar, draft / jar.name)
             sizes[copy.name] = copy.stat().st_size
         (draft / _LIST).write_text(json.dumps(sizes, indent=1))
@@ -127,20 +140,20 @@ def _fetch(home: Path, settings: SparkConcern, target: Path) -> tuple[Path, ...]
     return _complete(target)
 
 
-def _resolved_by_ivy(home: Path, settings: SparkConcern) -> list[Path]:
+def _resolved_by_ivy(home: Path, settings: SparkConcern, packages: Sequence[str]) -> list[Path]:
     from py4j.protocol import Py4JJavaError
 
     conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": java_options(home)}
     gateway = launch(find_java(home), conf, home)
     try:
-        return _ask_ivy(gateway.jvm, settings.spark.conf)
+        return _ask_ivy(gateway.jvm, settings.spark.conf, packages)
     except Py4JJavaError as error:
         reason = str(error.java_exception.getMessage()).strip().splitlines()
         raise ModakError(
             "spark.jars_unavailable",
             f"Spark's jars are not cached yet and could not be fetched: {reason[0] if reason else 'no reason given'}",
             hint="Once with a network is enough. Without one, name local copies in MODAK_SPARK_JARS: "
-            f"{' and '.join(PACKAGES)}.",
+            f"{' and '.join(dict.fromkeys((*PACKAGES, *packages)))}.",
             retryable=True,
         ) from None
     finally:
@@ -148,7 +161,7 @@ def _resolved_by_ivy(home: Path, settings: SparkConcern) -> list[Path]:
         gateway.proc.wait(30)
 
 
-def _ask_ivy(jvm: Any, conf: Mapping[str, str]) -> list[Path]:
+def _ask_ivy(jvm: Any, conf: Mapping[str, str], packages: Sequence[str]) -> list[Path]:
     maven = jvm.org.apache.spark.util.MavenUtils
     words = jvm.java.io.PrintStream(jvm.java.io.ByteArrayOutputStream())
     repositories = jvm.scala.Option.apply(conf.get("spark.jars.repositories"))
@@ -161,6 +174,6 @@ def _ask_ivy(jvm: Any, conf: Mapping[str, str]) -> list[Path]:
         using = maven.buildIvySettings(repositories, ivy_folder, True, words)
         without_cache = jvm.scala.Option.apply(maven.buildIvySettings(repositories, ivy_folder, False, words))
     nothing = getattr(maven, "resolveMavenCoordinates$default$5")()
-    # Both jars carry all they need; what they would pull in are annotations for compilers.
-    paths = maven.resolveMavenCoordinates(",".join(PACKAGES), using, without_cache, False, nothing, False, words)
+    # The jars carry all they need; what they would pull in are annotations for compilers.
+    paths = maven.resolveMavenCoordinates(",".join(packages), using, without_cache, False, nothing, False, words)
     return [Path(paths.apply(index)) for index in range(paths.size())]

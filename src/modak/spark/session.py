@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ import structlog
 from modak.postgres.dsn import Dsn
 from modak.spark import gateway as gateways
 from modak.spark.conf import SparkConcern, python_of
+from modak.spark.credentials import FILE_IO, grant, needed_schemes
 from modak.spark.distribute import distribute
 from modak.spark.gateway import Gateway, lost, open_gateway
 from modak.spark.launch import environment
+from modak.storage.access import Key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,16 +30,24 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 _lock = threading.RLock()
 _session: SparkSession | None = None
+_granted: dict[str, tuple[Key, ...]] = {}
+"""What opens the stores of each catalog of the session; a catalog that Spark resets has to be told again."""
 
 CATALOG_SCHEMA = "modak_iceberg"
 
 
-def start(settings: SparkConcern, home: Path, dsn: Dsn | None = None, warehouse: str | None = None) -> SparkSession:
+def start(
+    settings: SparkConcern,
+    home: Path,
+    dsn: Dsn | None = None,
+    warehouse: str | None = None,
+    schemes: Iterable[str] = (),
+) -> SparkSession:
     """The session of this process; with an address and a warehouse, the lake is in it as catalog `modak`."""
     global _session
     with _lock:
         if _session is None:
-            _session = _started(settings, home)
+            _session = _started(settings, home, schemes)
         elif not gateway_of(_session).alive():
             raise lost()
         if dsn is not None and warehouse is not None:
@@ -44,8 +55,11 @@ def start(settings: SparkConcern, home: Path, dsn: Dsn | None = None, warehouse:
         return _session
 
 
-def use_catalog(spark: SparkSession, dsn: Dsn, warehouse: str, name: str = "modak") -> None:
-    """Point a catalog of the session at the lake tables that a database knows; a later call replaces the earlier."""
+def use_catalog(spark: SparkSession, dsn: Dsn, warehouse: str, name: str = "modak", keys: Sequence[Key] = ()) -> None:
+    """Point a catalog of the session at the lake tables that a database knows; a later call replaces the earlier.
+
+    `keys` open the object stores on which tables may lie; they go to the catalog as objects and into no setting.
+    """
     prefix = f"spark.sql.catalog.{name}"
     wanted = {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
@@ -59,14 +73,25 @@ def use_catalog(spark: SparkSession, dsn: Dsn, warehouse: str, name: str = "moda
         f"{prefix}.warehouse": warehouse,
         f"{prefix}.cache-enabled": "false",
     }
-    with gateway_of(spark).guard():
-        if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
+    remote = [key for key in keys if needed_schemes([key])]
+    if remote:
+        wanted[f"{prefix}.io-impl"] = FILE_IO
+    gateway = gateway_of(spark)
+    with gateway.guard():
+        if _granted.get(name, ()) == tuple(remote) and all(
+            spark.conf.get(key, None) == value for key, value in wanted.items()
+        ):
             return
         for key, value in wanted.items():
             spark.conf.set(key, value)
         # Spark keeps a catalog it has once opened, whatever the settings say afterwards.
         java_session: Any = spark._jsparkSession
-        java_session.sessionState().catalogManager().reset()
+        manager = java_session.sessionState().catalogManager()
+        manager.reset()
+        if remote:
+            gateway.require(needed_schemes(remote))
+            grant(gateway.jvm, manager.catalog(name).icebergCatalog(), remote)
+        _granted[name] = tuple(remote)
 
 
 def gateway_of(spark: SparkSession) -> Gateway:
@@ -95,17 +120,18 @@ def stop() -> None:
         if gateway.alive():
             _session.stop()
         _session = None
+        _granted.clear()
         # A stopped context keeps its class-wide gateway, and would hand the dead one to the next session.
         SparkContext._gateway = SparkContext._jvm = None
         gateway.shut_down()
 
 
-def _started(settings: SparkConcern, home: Path) -> SparkSession:
+def _started(settings: SparkConcern, home: Path, schemes: Iterable[str]) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     begun = time.monotonic()
-    gateway = open_gateway(home, settings)
+    gateway = open_gateway(home, settings, schemes)
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupt = signal.getsignal(signal.SIGINT) if in_main_thread else None
     with gateway.guard(), environment({"PYSPARK_PYTHON": python_of(settings.spark)}):

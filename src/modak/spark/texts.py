@@ -1,0 +1,327 @@
+"""Rows of a file as columns of Postgres texts, batch after batch, with the line of each: the way in of loads.
+
+JSON lines, CSV, Parquet and Arrow IPC all become the same thing: for every column of a table the text that Postgres
+itself would take. DuckDB takes JSON apart and writes values as texts, whole columns at a time. Memory is bounded by one
+piece of the file and what DuckDB makes of it (`memory_limit`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from modak.core.errors import ModakError
+
+Format = Literal["jsonl", "csv", "parquet", "arrow"]
+
+PIECE = 4 << 20
+BATCH_ROWS = 65_536
+LONGEST_LINE = 64 << 20
+LINE = "!line"
+FAULTY = "!faulty"
+_MEMORY = "64MB"
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """A column that is wanted, and how its values are spelled as text."""
+
+    name: str
+    kind: Literal["plain", "json", "list", "binary"] = "plain"
+    required: bool = False
+
+
+@dataclass(slots=True)
+class Texts:
+    """One batch: a string column for each wanted column that the source has, the lines, and what is wrong with some."""
+
+    rows: pa.RecordBatch
+    lines: pa.Array
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    """Lines that are no rows, with the reason; they are not among `rows`."""
+
+
+def read_texts(path: Path, form: Format, columns: Sequence[TextColumn]) -> Iterator[Texts]:
+    """The rows of a file; `load.columns` names columns that the table does not have."""
+    try:
+        match form:
+            case "jsonl":
+                yield from _json_lines(path, columns)
+            case "csv":
+                yield from _csv(path, columns)
+            case "parquet":
+                yield from _typed(_parquet(path), columns)
+            case "arrow":
+                yield from _typed(_arrow(path), columns)
+    except (pa.ArrowException, ValueError, OverflowError, EOFError, KeyError, TypeError) as error:
+        # Whatever a library says about bytes that somebody sent is about those bytes.
+        raise _unreadable(error) from error
+
+
+def _json_lines(path: Path, columns: Sequence[TextColumn]) -> Iterator[Texts]:
+    known = {column.name for column in columns}
+    listed = ", ".join(_literal(name) for name in sorted(known))
+    picked = ", ".join(f"{_json_text(column, at)} AS c{at}" for at, column in enumerate(columns))
+    # One walk over each line for all columns; only arrays are looked at once more.
+    wanted = {column.name: "JSON" if column.kind == "json" else "VARCHAR" for column in columns}
+    shape = _literal(json.dumps(wanted))
+    query = f"""
+        WITH valid AS MATERIALIZED (
+            SELECT n, json_valid(line) AS good, CASE WHEN json_valid(line) THEN line ELSE 'null' END AS line FROM lines
+        ), objects AS MATERIALIZED (
+            SELECT n, good AND json_type(line) = 'OBJECT' AS good,
+                CASE WHEN json_type(line) = 'OBJECT' THEN line ELSE '{{}}' END AS line FROM valid
+        ), named AS MATERIALIZED (
+            SELECT n, good, line, list_filter(json_keys(line), k -> k NOT IN ({listed})) AS strange FROM objects
+        )
+        SELECT n, CASE WHEN NOT good THEN 'is not a JSON object'
+            WHEN len(strange) > 0 THEN 'has unknown columns: ' || array_to_string(strange[1:5], ', ') END AS fault,
+            {picked}
+        FROM (SELECT *, from_json(line, {shape}) AS r FROM named) ORDER BY n
+    """  # noqa: S608
+    with _duckdb() as duck, path.open("rb") as file:
+        for first, lines in _lines(file):
+            numbers = pa.array(range(first, first + len(lines)), pa.int64())
+            kept = pc.not_equal(pc.utf8_trim_whitespace(lines), "")
+            duck.register("lines", pa.table({"n": numbers.filter(kept), "line": lines.filter(kept)}))
+            try:
+                answer = _tabled(duck.execute(query))
+            except Exception as error:
+                raise _unreadable(error) from error
+            duck.unregister("lines")
+            yield from _split(answer, columns)
+
+
+def _split(answer: pa.Table, columns: Sequence[TextColumn]) -> Iterator[Texts]:
+    for batch in answer.combine_chunks().to_batches():
+        fault = batch.column("fault")
+        sound = pc.is_null(fault)
+        bad = batch.filter(pc.invert(sound))
+        faults = list(zip(bad.column("n").to_pylist(), bad.column("fault").to_pylist(), strict=True))
+        rows = batch if not faults else batch.filter(sound)
+        names = [column.name for column in columns]
+        texts = pa.RecordBatch.from_arrays([rows.column(f"c{at}") for at in range(len(names))], names=names)
+        yield Texts(texts, rows.column("n"), faults)
+
+
+def _json_text(column: TextColumn, at: int) -> str:
+    """Postgres' text of a JSON value: strings as they are, arrays as array literals, documents as documents."""
+    value = f"struct_extract_at(r, {at + 1})"
+    if column.kind == "json":
+        return f"nullif({value}::VARCHAR, 'null')"
+    path = _literal(_path_of(column.name))
+    if column.kind == "list":
+        # An array in JSON; a text is taken for an array literal of Postgres.
+        element = r"""CASE WHEN x IS NULL THEN 'NULL'
+            ELSE '"' || replace(replace(x, '\', '\\'), '"', '\"') || '"' END"""
+        each = _literal(_path_of(column.name) + "[*]")
+        elements = f"list_transform(json_extract_string(line, {each}), x -> {element})"
+        return (
+            f"CASE json_type(line, {path}) WHEN 'ARRAY' THEN '{{' || array_to_string({elements}, ',') || '}}'"
+            f" ELSE json_extract_string(line, {path}) END"
+        )
+    return value
+
+
+def _path_of(name: str) -> str:
+    return "$." + '"' + name.replace('"', '\\"') + '"'
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
+    """Pieces of a text by whole lines, with the number of the first; what is no UTF-8 becomes visible garbage."""
+    number, rest = 1, b""
+    while True:
+        piece = file.read(PIECE)
+        whole = rest + piece
+        cut = len(whole) if not piece else whole.rfind(b"\n") + 1
+        if len(whole) - cut > LONGEST_LINE:
+            raise ModakError("load.line_too_long", f"Line {number} has more than {LONGEST_LINE >> 20} MiB.")
+        text, rest = whole[:cut], whole[cut:]
+        if text:
+            plain = text.decode("utf-8", "replace").replace("\x00", "\ufffd")
+            lines = plain.removesuffix("\n").split("\n")
+            yield number, pa.array(lines, pa.string())
+            number += len(lines)
+        if not piece:
+            return
+
+
+def _csv(path: Path, columns: Sequence[TextColumn]) -> Iterator[Texts]:
+    from pyarrow import csv
+
+    known = [column.name for column in columns]
+    bad: list[tuple[int, str]] = []
+
+    def odd(row: Any) -> str:
+        bad.append((row.number or 0, f"has {row.actual_columns} values, not {row.expected_columns}"))
+        return "skip"
+
+    try:
+        header = _header(path)
+        _refuse_strange(header, known)
+        reader = csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(block_size=PIECE, use_threads=False),
+            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.string() for name in header},
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                null_values=[""],
+            ),
+        )
+        at = 2
+        for batch in reader:
+            faults, bad[:] = [(number, why) for number, why in bad], []
+            numbers = pa.array(range(at, at + len(batch)), pa.int64())
+            at += len(batch) + len(faults)
+            yield Texts(_in_order(batch, columns), numbers, faults)
+        if bad:
+            yield Texts(_nothing(columns), pa.array([], pa.int64()), list(bad))
+    except pa.ArrowInvalid as error:
+        raise _unreadable(error) from error
+
+
+def _header(path: Path) -> list[str]:
+    import csv
+
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            names = next(csv.reader(file), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(error) from error
+    if not names or len(set(names)) != len(names):
+        raise ModakError("load.columns", "The first line of a CSV body names each column once.")
+    return names
+
+
+def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
+            yield from file.iter_batches(BATCH_ROWS, use_threads=False)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        with pa.OSFile(str(path)) as source:
+            head = source.read(6)
+            source.seek(0)
+            if head == b"ARROW1":
+                file = pa.ipc.open_file(source)
+                yield pa.RecordBatch.from_pylist([], schema=file.schema)
+                for at in range(file.num_record_batches):
+                    yield file.get_batch(at)
+            else:
+                stream = pa.ipc.open_stream(source)
+                yield pa.RecordBatch.from_pylist([], schema=stream.schema)
+                yield from stream
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+        raise _unreadable(error) from error
+
+
+def _typed(batches: Iterator[pa.RecordBatch], columns: Sequence[TextColumn]) -> Iterator[Texts]:
+    """Values that have types already, spelled as texts."""
+    head = next(batches, None)
+    if head is None:
+        return
+    names = head.schema.names
+    if len(set(names)) != len(names):
+        raise ModakError("load.columns", "Two columns of the body have one name.")
+    _refuse_strange(names, [column.name for column in columns])
+    wanted = [column for column in columns if column.name in names]
+    kinds = [head.schema.field(column.name).type for column in wanted]
+    parts = ", ".join(f"{_typed_text(column, kinds[at])} AS c{at}" for at, column in enumerate(wanted))
+    at = 1
+    with _duckdb() as duck:
+        for batch in batches:
+            for piece in (batch.slice(start, BATCH_ROWS) for start in range(0, len(batch), BATCH_ROWS)):
+                try:
+                    piece.validate(full=True)
+                    duck.register("rows", pa.Table.from_batches([piece]))
+                    answer = _tabled(duck.execute(f"SELECT {parts} FROM rows"))  # noqa: S608
+                    duck.unregister("rows")
+                except (pa.ArrowException, ValueError) as error:
+                    raise _unreadable(error) from error
+                except Exception as error:
+                    raise _unreadable(error) from error
+                arrays = [answer.column(f"c{index}").combine_chunks() for index in range(len(wanted))]
+                made = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in wanted])
+                yield Texts(_in_order(made, columns), pa.array(range(at, at + len(piece)), pa.int64()))
+                at += len(piece)
+
+
+def _typed_text(column: TextColumn, kind: pa.DataType) -> str:
+    name = '"' + column.name.replace('"', '""') + '"'
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = r"""CASE WHEN x IS NULL THEN 'NULL'
+            ELSE '"' || replace(replace(x::VARCHAR, '\', '\\'), '"', '\"') || '"' END"""
+        return f"'{{' || array_to_string(list_transform({name}, x -> {element}), ',') || '}}'"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return f"'\\x' || lower(hex({name}))" if column.kind == "binary" else f"{name}::VARCHAR"
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return f"strftime({name} AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S.%f') || '+00'"
+    return f"{name}::VARCHAR"
+
+
+def _in_order(batch: pa.RecordBatch, columns: Sequence[TextColumn]) -> pa.RecordBatch:
+    """The wanted columns that the source has; its other columns were refused."""
+    here = [column.name for column in columns if column.name in batch.schema.names]
+    arrays = [_plain(batch.column(name)) for name in here]
+    return pa.RecordBatch.from_arrays(arrays, names=here)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array.cast(pa.string()) if array.type != pa.string() else array
+
+
+def _nothing(columns: Sequence[TextColumn]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], pa.string()) for _ in columns], names=[c.name for c in columns])
+
+
+def _refuse_strange(names: Sequence[str], known: Sequence[str]) -> None:
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise ModakError(
+            "load.columns",
+            f"The table has no column {', '.join(map(repr, strange[:5]))}.",
+            hint=f"Its columns are {', '.join(known)}.",
+        )
+
+
+def _tabled(answer: Any) -> pa.Table:
+    found = answer.arrow()
+    return found.read_all() if isinstance(found, pa.RecordBatchReader) else found
+
+
+@contextlib.contextmanager
+def _duckdb() -> Iterator[Any]:
+    import duckdb
+
+    settings: dict[str, Any] = {"memory_limit": _MEMORY, "threads": 1, "enable_external_access": "false"}
+    duck = duckdb.connect(":memory:", config=settings)
+    try:
+        duck.execute("SET TimeZone = 'UTC'")
+        yield duck
+    finally:
+        duck.close()
+
+
+def _unreadable(error: Exception) -> ModakError:
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return ModakError("load.unreadable", f"The rows cannot be read: {first[:300]}")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
