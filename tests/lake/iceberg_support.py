@@ -190,7 +190,6 @@ def shape(lab: Lab, name: LakeName) -> dict[str, Any]:
         "last-column-id",
         "schemas",
         "current-schema-id",
-        "properties",
     )
     same += ("partition-specs", "default-spec-id", "last-partition-id", "sort-orders", "next-row-id")
     files = []
@@ -200,8 +199,10 @@ def shape(lab: Lab, name: LakeName) -> dict[str, Any]:
             vectors = [vector.rows for vector in file.vectors]
             row_id = entry.get("first-row-id")
             files.append((file.lower, file.upper, file.file.rows, file.sequence_number, row_id, vectors))
+    properties = {key: value for key, value in metadata["properties"].items() if key != "modak.own-metadata"}
     return {
         **{key: metadata.get(key) for key in same},
+        "properties": properties,
         "snapshots": snapshots,
         "refs": {
             ref.replace(str(entry["snapshot-id"]), str(order[entry["snapshot-id"]])): {

@@ -20,8 +20,6 @@ from modak.postgres.dsn import Dsn
 from modak.spark.gateway import Gateway
 from tests.lake.iceberg_support import BY_HUNDRED, LONG_TABLE, Lab, only, rows, table_folder
 
-pytestmark = pytest.mark.spark
-
 ALL_TYPES: tuple[str, ...] = (
     "boolean",
     "int",
@@ -50,7 +48,7 @@ def test_a_created_table_loads_with_ids_layout_and_properties(lab: Lab) -> None:
     assert (table.format_version, table.spec_id, table.snapshot_id, table.snapshot_count) == (3, 0, None, 0)
     assert table.location == f"{lab.lake.warehouse}/modak/public/{name.name}"
     expected = {
-        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.delete-after-commit.enabled": "false",
         "write.metadata.previous-versions-max": "100",
         "write.metadata.metrics.column.id": "full",
         "write.parquet.compression-level": "3",

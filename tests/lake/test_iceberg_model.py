@@ -87,6 +87,8 @@ def test_the_users_properties_win_over_ours_but_not_over_the_format() -> None:
     assert made["a"] == "b"
     with pytest.raises(Refused):
         create_properties(Layout(), {"iceberg.table.format-version": "2"})
+    with pytest.raises(Refused, match="pinned readers"):
+        create_properties(Layout(), {"iceberg.table.write.metadata.delete-after-commit.enabled": "true"})
 
 
 def _metadata(*snapshots: tuple[int, int | None, bool], current: int | None = None) -> dict[str, Any]:

@@ -29,9 +29,6 @@ from modak.lake.iceberg import updates
 from modak.lake.model import LakeName, attempt_folder, pin_tag
 from tests.lake.iceberg_support import Lab, only, rows, shape, table_folder
 
-pytestmark = pytest.mark.spark
-
-
 Step = Callable[[Lab, LakeName], Change]
 
 

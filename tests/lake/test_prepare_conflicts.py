@@ -27,8 +27,6 @@ from modak.lake.changes import (
 from modak.lake.model import LakeName
 from tests.lake.iceberg_support import Lab, only, rows
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def name(lab: Lab) -> LakeName:

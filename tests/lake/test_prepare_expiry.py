@@ -14,8 +14,6 @@ from modak.lake.model import LakeName, Vector, data_folder, pin_tag
 from modak.storage import Store, local_path, normal
 from tests.lake.iceberg_support import Lab, exists, only, rows, table_folder
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def name(lab: Lab) -> LakeName:

@@ -155,7 +155,6 @@ def test_a_constant_default_becomes_an_initial_default_where_iceberg_has_one(
     assert initial_default(_mapped(_column(of=kind)), text) == json_text
 
 
-@pytest.mark.spark
 def test_iceberg_takes_every_initial_default(gateway: Any) -> None:
     from modak.lake.iceberg.java import Java
     from modak.lake.iceberg.schema import java_type, literal

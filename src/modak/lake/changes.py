@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modak.lake.model import DataFile, Vector
+from modak.lake.model import DataFile, EqualityDeletes, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,17 @@ class Rewrite:
     validate_from: int
     data_sequence_number: int | None = None
     """The sequence number of `validate_from`; looked up when not given."""
+    vectors: tuple[Vector, ...] = ()
+    """Rows of the added files that were deleted after their originals had been read."""
+    removed_deletes: tuple[Vector | EqualityDeletes, ...] = ()
+    """Delete files that no data file needs after this. A removed file's own go by themselves, unless `vectors` come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteManifests:
+    """Write the data manifests anew: partitions (Iceberg's own text of each) of one cluster share manifests."""
+
+    clusters: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +153,10 @@ class ExpireSnapshots:
     """Remove exactly these snapshots. `Prepared.expired` lists the files to delete after the swap."""
 
     ids: tuple[int, ...]
+    listed: bool = True
+    """Whether the files are listed on the way, in the driver; else the caller compares both states itself."""
 
 
-SnapshotChange = Append | RowDelta | Rewrite | DeleteRange | Overwrite
+SnapshotChange = Append | RowDelta | Rewrite | RewriteManifests | DeleteRange | Overwrite
 SchemaChange = AddColumn | RenameColumn | DropColumn | WidenColumn | MakeOptional
 Change = SnapshotChange | SchemaChange | SetProperties | CreateTag | RemoveTag | ExpireSnapshots

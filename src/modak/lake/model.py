@@ -24,6 +24,8 @@ OP_ID = "modak.op-id"
 KIND = "modak.kind"
 """Snapshot summary key: which flow made the snapshot."""
 PIN_TAG = "modak-pin-"
+PUBLISHED_TAG = "modak-published"
+"""The tag of S: a foreign rewrite puts a snapshot on top of it, and a foreign expiry must not take it then."""
 
 _WIDEST_TRUNCATE = 2**31 - 1
 _HOUR = 3_600_000_000
@@ -59,6 +61,8 @@ class LakeColumn:
     element_id: int | None = None
     initial_default: str | None = None
     """JSON single value that rows of older files show: `5`, `"2024-01-01"`, `true`."""
+    file_names: tuple[str, ...] | None = field(default=None, compare=False)
+    """What files without field ids call it, by the table's name mapping; no mapping: its own name."""
 
     @property
     def element(self) -> str | None:
@@ -119,6 +123,20 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
+class EqualityDeletes:
+    """A delete file of somebody else that hides rows by value, as ContentFileParser JSON."""
+
+    json: str
+    rows: int
+    bytes: int
+    path: str
+    sequence_number: int
+    field_ids: tuple[int, ...]
+    spec_id: int
+    partition: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LakeFile:
     """A live data file as a scan sees it: with its vectors, and with the bounds of one column where they are known."""
 
@@ -129,6 +147,16 @@ class LakeFile:
     vectors: tuple[Vector, ...] = ()
     foreign_deletes: int = 0
     """Equality or positional delete files of somebody else that also apply."""
+
+    @property
+    def deletes(self) -> int:
+        """Delete files that the data file carries."""
+        return len(self.vectors) + self.foreign_deletes
+
+    @property
+    def deleted_rows(self) -> int:
+        """Rows that its vectors hide."""
+        return sum(vector.rows for vector in self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +176,9 @@ class LakeTable:
     tags: Mapping[str, int]
     sequence_number: int = 0
     oldest_metadata: str | None = None
+    """The oldest metadata file of the log."""
+    refs: Mapping[str, int] = field(default_factory=dict)
+    """Every branch and tag, the tag of S among them, which `tags` leaves out."""
 
     def column(self, name: str) -> LakeColumn | None:
         """The column of that name."""

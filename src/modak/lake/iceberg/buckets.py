@@ -54,17 +54,20 @@ def split(
         yield Bucket(None), batch
         return
     missing = np.asarray(keys.is_null()) if keys.null_count else None
-    values = _of(_axis(keys), layout, cut)
+    axis = _axis(keys)
+    if missing is None:
+        # Buckets are ordered like their keys: where the ends meet there is nothing to split.
+        ends = _of(np.array([axis.min(), axis.max()]), layout, cut)
+        if ends[0] == ends[1]:
+            yield Bucket(int(ends[0])), batch
+            return
+    values = _of(axis, layout, cut)
     if missing is not None:
         yield Bucket(None), batch.take(pa.array(np.flatnonzero(missing)))
         kept = np.flatnonzero(~missing)
         if not len(kept):
             return
         batch, values = batch.take(pa.array(kept)), values[kept]
-    first = values[0]
-    if np.all(values == first):
-        yield Bucket(int(first)), batch
-        return
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
     for value, rows in zip(distinct, np.split(order, starts[1:]), strict=True):
@@ -129,3 +132,12 @@ def _iso_date(days: int) -> str:
     number = int(year)
     sign = "-" if number < 0 else "+" if number > 9999 else ""
     return f"{sign}{abs(number):04d}-{month}-{day}"
+
+
+def one_bucket(lower: int, upper: int, lake_type: str, layout: Layout, cut: Sequence[int]) -> Bucket | None:
+    """The bucket of all tier keys from `lower` to `upper` (both included), if it is one."""
+    if layout.transform is None and not cut:
+        return Bucket(None)
+    kind = np.int32 if lake_type in {"int", "date"} else np.int64
+    ends = _of(np.array([lower, upper], kind), layout, cut)
+    return Bucket(int(ends[0])) if ends[0] == ends[1] else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, LiteralString
 
 from modak.core.errors import Refused
 from modak.lake.changes import Change, Range
@@ -17,6 +17,7 @@ from modak.lake.iceberg import prepare, read
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.model import (
     CATALOG,
+    EqualityDeletes,
     ForeignSnapshot,
     LakeColumn,
     LakeFile,
@@ -27,11 +28,18 @@ from modak.lake.model import (
     Snapshot,
     table_location,
 )
+from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.spark.credentials import FILE_IO, java_credentials, needed_schemes
 from modak.spark.gateway import Gateway
+from modak.storage.access import Key, missing
 from modak.storage.uri import normal
 
-_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
+_FILE_IO = FILE_IO
+_LOCATION: LiteralString = """
+    SELECT metadata_location FROM modak_iceberg.iceberg_tables
+    WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s
+"""
 
 
 class IcebergLake:
@@ -46,11 +54,13 @@ class IcebergLake:
         *,
         catalog_schema: str = "modak_iceberg",
         properties: Mapping[str, str] | None = None,
+        keys: Sequence[Key] = (),
     ) -> None:
         self._gateway = gateway
         self._dsn = dsn
         self._catalog_schema = catalog_schema
         self._properties = dict(properties or {})
+        self._keys = tuple(keys)
         self.warehouse = normal(warehouse)
         self.namespace = namespace
 
@@ -58,9 +68,9 @@ class IcebergLake:
         """Where a Postgres table is found in the lake."""
         return LakeName((self.namespace, schema), table)
 
-    def location(self, name: LakeName) -> str:
-        """Where a new table's files will lie."""
-        return table_location(self.warehouse, name)
+    def location(self, name: LakeName, root: str | None = None) -> str:
+        """Where a new table's files will lie: below the root of its profile, or the default warehouse."""
+        return table_location(root or self.warehouse, name)
 
     def load(self, name: LakeName) -> LakeTable | None:
         """The table as it is now, or nothing."""
@@ -94,10 +104,11 @@ class IcebergLake:
         op_id: str,
         *,
         attempt: int = 0,
+        location: str | None = None,
     ) -> Prepared:
         """Write the first metadata of a new table; it exists once its pointer row is inserted."""
         with self._java.doing(f"creating {name}"):
-            new = prepare.NewTable(name, self.location(name), columns, layout, properties)
+            new = prepare.NewTable(name, location or self.location(name), columns, layout, properties)
             identifier = self._identifier(name)
             return prepare.prepare_create(self._java, self._catalog, identifier, new, prepare.Attempt(op_id, attempt))
 
@@ -110,11 +121,20 @@ class IcebergLake:
         *,
         tag: Iterable[int] = (),
         kind: str | None = None,
+        published: str | None = None,
     ) -> Prepared:
         """Write one commit of all changes without making it visible; `tag` keeps snapshots that pins need."""
         table = self._existing(name)
         with self._java.doing(f"preparing a commit to {name}"):
-            return prepare.prepare(self._java, table, name, prepare.Attempt(op_id, attempt, kind), changes, tag=tag)
+            return prepare.prepare(
+                self._java,
+                table,
+                name,
+                prepare.Attempt(op_id, attempt, kind),
+                changes,
+                tag=tag,
+                published=published,
+            )
 
     def overlapping_files(self, name: LakeName, column: str, lower: int | None, upper: int | None) -> int:
         """How many live data files may hold rows with `lower <= column < upper`."""
@@ -125,6 +145,40 @@ class IcebergLake:
     ) -> Iterator[LakeFile]:
         """The data files of a snapshot, streamed; with the bounds of `column`, and only those that may hold `rows`."""
         return read.live_files(self._java, self._existing(name), snapshot_id, column=column, rows=rows)
+
+    def equality_deletes(self, name: LakeName, snapshot_id: int) -> Iterator[EqualityDeletes]:
+        """The equality delete files of a snapshot, streamed."""
+        return read.equality_deletes(self._java, self._existing(name), snapshot_id)
+
+    def needed_deletes(self, name: LakeName, snapshot_id: int, without: Iterable[str]) -> set[str]:
+        """Delete files that a snapshot's data files need, leaving some data files out."""
+        return read.needed_deletes(self._java, self._existing(name), snapshot_id, without)
+
+    def partitions(self, name: LakeName, snapshot_id: int) -> list[str]:
+        """The lake partitions of a snapshot's live files, by Iceberg's own names."""
+        return read.partitions(self._java, self._existing(name), snapshot_id)
+
+    def manifests(self, name: LakeName, snapshot_id: int) -> tuple[list[int], list[int]]:
+        """The sizes of a snapshot's data manifests and delete manifests."""
+        return read.manifests(self._java, self._existing(name), snapshot_id)
+
+    def reachable(self, name: LakeName) -> Iterator[str]:
+        """Every data and delete file that any snapshot reaches, streamed; some come more than once."""
+        return (normal(path) for path in read.reachable(self._java, self._existing(name)))
+
+    def java_table(self, name: LakeName) -> Any:
+        """Iceberg's own table, as other clients of the catalog have it."""
+        return self._existing(name)
+
+    def java_table_at(self, name: LakeName, metadata_location: str) -> Any:
+        """Iceberg's own table as a metadata file describes it, for Spark to read."""
+        with self._java.doing(f"reading {metadata_location}"):
+            # Spark asks the file system for its scheme, which the bare local one of our commits does not tell.
+            plain = self._java.jvm.org.apache.hadoop.conf.Configuration()
+            file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
+            reading = file_io(_FILE_IO, self._map(self._properties), plain)
+            operations = self._java.iceberg.StaticTableOperations(metadata_location, reading)
+            return self._java.iceberg.BaseTable(operations, str(name))
 
     def referenced_in(self, folder_uri: str, metadata_location: str) -> set[str]:
         """Which files of an attempt's folder the metadata references; reads the manifest list of every snapshot."""
@@ -167,8 +221,11 @@ class IcebergLake:
 
     @cached_property
     def _io(self) -> Any:
+        self._gateway.require(needed_schemes(self._keys))
         file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
-        return file_io(_FILE_IO, self._map(self._properties), self._configuration)
+        opened = file_io(_FILE_IO, self._map(self._properties), self._configuration)
+        opened.setCredentials(java_credentials(self._java.jvm, self._keys))
+        return opened
 
     @cached_property
     def _configuration(self) -> Any:
@@ -182,7 +239,10 @@ class IcebergLake:
     @cached_property
     def _catalog(self) -> Any:
         with self._java.doing("opening the lake's catalog"):
-            catalog = self._java.iceberg.jdbc.JdbcCatalog(None, None, False)
+            handles = self._java.jvm.java.lang.invoke.MethodHandles
+            always = handles.constant(self._java.type("java.lang.Object"), self._io)
+            same_io = handles.dropArguments(always, 0, self._java.objects([self._java.type("java.lang.Object")]))
+            catalog = self._java.iceberg.jdbc.JdbcCatalog(self._java.function(same_io), None, False)
             catalog.setConf(self._configuration)
             catalog.initialize(CATALOG, self._map(self._catalog_properties()))
             return catalog
@@ -210,6 +270,7 @@ class IcebergLake:
         return names.TableIdentifier.of(names.Namespace.of(levels), name.name)
 
     def _table(self, name: LakeName) -> Any | None:
+        self._require_credentials(name)
         try:
             with self._java.failures():
                 return self._catalog.loadTable(self._identifier(name))
@@ -217,6 +278,17 @@ class IcebergLake:
             if failure.simple_name == "NoSuchTableException":
                 return None
             raise plainly(failure, f"loading {name}") from failure
+
+    def _require_credentials(self, name: LakeName) -> None:
+        """Without the credentials of a root Iceberg would ask the provider's own chain, for long and for other keys."""
+        lacking = [key for key in self._keys if key.missing is not None]
+        if not lacking:
+            return
+        with connect(self._dsn) as conn:
+            row = conn.execute(_LOCATION, (CATALOG, name.namespace_text, name.name)).fetchone()
+        for key in lacking:
+            if row is not None and key.holds(normal(row[0])):
+                raise missing(str(key.missing), key.root)
 
     def _existing(self, name: LakeName) -> Any:
         table = self._table(name)

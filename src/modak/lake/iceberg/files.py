@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +46,9 @@ class _Waiting:
 class _OpenFile:
     """A Parquet file that takes row groups."""
 
-    def __init__(self, uri: str, bucket: Bucket, schema: pa.Schema, dictionaries: list[str]) -> None:
+    def __init__(
+        self, uri: str, bucket: Bucket, schema: pa.Schema, dictionaries: list[str], encodings: dict[str, str]
+    ) -> None:
         reach("files.before_create")
         self.bucket = bucket
         self.output: Output = open_output(uri)
@@ -61,6 +63,7 @@ class _OpenFile:
                     compression="zstd",
                     compression_level=1,
                     use_dictionary=dictionaries or False,
+                    column_encoding=encodings or None,
                     store_decimal_as_integer=True,
                     store_schema=False,
                     metadata_collector=self.footer,
@@ -102,6 +105,7 @@ class FileWriter:
         cut: Sequence[int] = (),
         buffer_bytes: int = BUFFER_BYTES,
         open_files: int = OPEN_FILES,
+        encodings: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = location_prefix.rstrip("/")
         self._columns = tuple(columns)
@@ -117,6 +121,7 @@ class FileWriter:
         self._dictionaries = [
             column.name for column in columns if column.name in low_cardinality and _takes_dictionary(column)
         ]
+        self._encodings = dict(encodings or {})
         self._floats = [column.name for column in columns if column.type in {"float", "double"}]
         self._waiting: dict[Bucket, _Waiting] = {}
         self._waiting_bytes = 0
@@ -205,7 +210,11 @@ class FileWriter:
         name = f"{self._task}-{self._started:05d}-{uuid.uuid4()}.parquet"
         self._started += 1
         file = _OpenFile(
-            f"{self._folder}/{bucket.folder(self._layout)}/{name}", bucket, self.schema, self._dictionaries
+            f"{self._folder}/{bucket.folder(self._layout)}/{name}",
+            bucket,
+            self.schema,
+            self._dictionaries,
+            self._encodings,
         )
         self._open[bucket] = file
         return file

@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from modak.core.errors import ModakError
-from modak.lake.model import DataFile, Vector
+from modak.lake.model import DataFile, EqualityDeletes, Vector
 from modak.spark.gateway import Gateway
+from modak.storage.client import scrubbed
 
 _CHUNK_CHARS = 4 << 20
 _CHUNK_LINES = 10_000
-_PRIMITIVES = {"int": "Integer", "long": "Long"}
+_PRIMITIVES = {"int": "Integer", "long": "Long", "boolean": "Boolean"}
 _ICEBERG = "org.apache.iceberg."
+_AWS = ("software.amazon.",)
+_CLOUDS = (*_AWS, "com.google.cloud.", "com.azure.")
 _JSON_NODE = _ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
 
 
@@ -44,6 +47,21 @@ def plainly(failure: JavaFailure, doing: str) -> ModakError:
                 "lake.catalog_unreachable",
                 f"Iceberg could not read its catalog tables while {doing}.",
                 hint="Is Postgres reachable over TCP, and was `modak-worker migrate` run?",
+                retryable=True,
+            )
+        case _ if failure.name.startswith(_CLOUDS):
+            denied = failure.name.startswith(_AWS) and "Status Code: 403" in failure.message
+            return ModakError(
+                "storage.denied" if denied else "lake.storage",
+                f"The object store failed while {doing}: {scrubbed(failure.message.partition('(')[0])}",
+                hint="Check the credentials and rights." if denied else "The work is tried again.",
+                retryable=not denied,
+            )
+        case _ if "No FileSystem for scheme" in failure.message or "UnsupportedFileSystemException" in str(failure):
+            return ModakError(
+                "spark.jars_needed",
+                f"The JVM of this process was started without the jars of the store, while {doing}.",
+                hint="Start the worker again; it brings the jars that the storage profiles need.",
                 retryable=True,
             )
         case "NotFoundException":
@@ -170,6 +188,10 @@ class Java:
         """A `java.util.function.Consumer`."""
         return self._proxy("java.util.function.Consumer", handle)
 
+    def predicate(self, handle: Any) -> Any:
+        """A `java.util.function.Predicate`."""
+        return self._proxy("java.util.function.Predicate", handle)
+
     def _proxy(self, interface: str, handle: Any) -> Any:
         return self.jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(self.type(interface), handle)
 
@@ -205,7 +227,7 @@ class Java:
             found += part.collect(self.jvm.java.util.stream.Collectors.joining("\n")).split("\n")
         return found
 
-    def feed(self, files: Sequence[DataFile | Vector], specs: Any, consumer: Any) -> None:
+    def feed(self, files: Sequence[DataFile | Vector | EqualityDeletes], specs: Any, consumer: Any) -> None:
         """Parse files from their JSON and hand each to a Java consumer, all inside the JVM."""
         from_json = self.static(".ContentFileParser", "fromJson", ".ContentFile", _JSON_NODE, "java.util.Map")
         parse = self.function(self.bind(from_json, 1, specs))

@@ -18,6 +18,7 @@ from modak.core.faults import reach
 from modak.lake.changes import Change, CreateTag, ExpireSnapshots, RemoveTag, SetProperties, SnapshotChange
 from modak.lake.iceberg.durable import make_durable
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
+from modak.lake.iceberg.log import OURS, fallen
 from modak.lake.iceberg.read import snapshot_of
 from modak.lake.iceberg.schema import schema_json, spec_of
 from modak.lake.iceberg.updates import Updates
@@ -28,10 +29,13 @@ FORMAT_VERSION = "3"
 _PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _USER_PREFIX = "iceberg.table."
+_FOREVER = 2**63 - 1
 _VERSION = re.compile(r"(\d+)-")
 _BESIDE_EXPIRY = (ExpireSnapshots, CreateTag, RemoveTag, SetProperties)
+_PRUNING = "write.metadata.delete-after-commit.enabled"
 _DEFAULTS = {
-    "write.metadata.delete-after-commit.enabled": "true",
+    # Old metadata is removed by our own commits. With "true" foreign commits would do it too, and they know no pins.
+    _PRUNING: "false",
     "write.metadata.previous-versions-max": "100",
 }
 
@@ -57,9 +61,16 @@ class NewTable:
 
 
 def prepare(
-    java: Java, table: Any, name: LakeName, attempt: Attempt, changes: Sequence[Change], *, tag: Iterable[int] = ()
+    java: Java,
+    table: Any,
+    name: LakeName,
+    attempt: Attempt,
+    changes: Sequence[Change],
+    *,
+    tag: Iterable[int] = (),
+    published: str | None = None,
 ) -> Prepared:
-    """Write a commit of all changes together without making it visible."""
+    """Write a commit of all changes together without making it visible; the tag `published` moves to its snapshot."""
     _check(changes)
     folder = attempt_folder(table.location(), attempt.op_id, attempt.number)
     expired_from, expired = _files_to_delete(java, table, attempt, changes)
@@ -74,23 +85,28 @@ def prepare(
     new_tags = frozenset(snapshot for snapshot in tagged if pin_tag(snapshot) not in present)
 
     reach("lake.prepare_started")
-    transaction.updateProperties().set(_PATH, folder).commit()
+    version = _version(base.metadataFileLocation()) + 1
+    # One update, and so the first of the changes that are looked at below.
+    properties = transaction.updateProperties().set(_PATH, folder)
+    properties.set(OURS, metadata_stem(version, attempt.op_id, attempt.number))
+    properties.set(_PRUNING, _DEFAULTS[_PRUNING]).commit()
     updates = Updates(java, transaction, attempt.op_id, attempt.kind)
     for snapshot in sorted(new_tags):
         updates.apply(CreateTag(pin_tag(snapshot), snapshot))
     for change in changes:
         updates.apply(change)
+    if published is not None:
+        _publish(transaction, published)
     last = transaction.updateProperties()
     (last.remove(_PATH) if own_path is None else last.set(_PATH, own_path)).commit()
     reach("lake.manifests_written")
 
     metadata = transaction.currentMetadata()
     _refuse_what_is_missing(java, metadata, changes, moved=own_path != base_path)
-    location = _write(java, transaction, metadata, _version(base.metadataFileLocation()) + 1, attempt)
+    location = _write(java, transaction, metadata, version, attempt)
     make_durable(folder, location)
     reach("lake.metadata_written")
     snapshot, base_snapshot = metadata.currentSnapshot(), base.currentSnapshot()
-    gone = set(_logged(java, base)) - set(_logged(java, metadata))
     return Prepared(
         identifier=name,
         base_location=base.metadataFileLocation(),
@@ -98,13 +114,24 @@ def prepare(
         snapshot_id=None if snapshot is None else snapshot.snapshotId(),
         base_snapshot_id=None if base_snapshot is None else base_snapshot.snapshotId(),
         attempt_folder=folder,
-        obsolete=tuple(sorted(map(normal, gone))),
+        obsolete=fallen(java, table.io(), base, metadata),
         tagged=tagged,
         new_tags=new_tags,
         summary={} if snapshot is None else _summary(java, snapshot),
         expired=expired,
         location=table.location(),
     )
+
+
+def _publish(transaction: Any, tag: str) -> None:
+    """Let a tag follow the present snapshot."""
+    metadata = transaction.currentMetadata()
+    snapshot, ref = metadata.currentSnapshot(), metadata.ref(tag)
+    if snapshot is None or (ref is not None and ref.snapshotId() == snapshot.snapshotId()):
+        return
+    manage = transaction.manageSnapshots()
+    move = manage.createTag if ref is None else manage.replaceTag
+    move(tag, snapshot.snapshotId()).setMaxRefAgeMs(tag, _FOREVER).commit()
 
 
 def prepare_create(java: Java, catalog: Any, identifier: Any, new: NewTable, attempt: Attempt) -> Prepared:
@@ -123,7 +150,8 @@ def prepare_create(java: Java, catalog: Any, identifier: Any, new: NewTable, att
     # Made from the created table: Iceberg gives the columns ids of its own.
     mapping = java.iceberg.mapping.MappingUtil.create(transaction.table().schema())
     text = java.iceberg.mapping.NameMappingParser.toJson(mapping)
-    transaction.updateProperties().set("schema.name-mapping.default", text).commit()
+    properties = transaction.updateProperties().set("schema.name-mapping.default", text)
+    properties.set(OURS, metadata_stem(0, attempt.op_id, attempt.number)).commit()
     reach("lake.create_started")
     new_location = _write(java, transaction, transaction.currentMetadata(), 0, attempt)
     folder = attempt_folder(new.location, attempt.op_id, attempt.number)
@@ -153,6 +181,12 @@ def create_properties(layout: Layout, properties: Mapping[str, str]) -> dict[str
             f"Iceberg format version {theirs['format-version']} is not written here.",
             hint="Deletes and column defaults need version 3; leave the property out.",
         )
+    if theirs.get(_PRUNING, _DEFAULTS[_PRUNING]) != _DEFAULTS[_PRUNING]:
+        raise Refused(
+            "lake.metadata_pruning",
+            f"{_PRUNING} is not switched on here: foreign commits would delete metadata under pinned readers.",
+            hint="Leave it out; every commit of ours removes the metadata that has fallen out of the log.",
+        )
     return ours | theirs
 
 
@@ -167,7 +201,7 @@ def _files_to_delete(
     java: Java, table: Any, attempt: Attempt, changes: Sequence[Change]
 ) -> tuple[str | None, tuple[str, ...]]:
     """The metadata on which an expiry was tried in a transaction that is thrown away, and the files it would free."""
-    ids = [number for change in changes if isinstance(change, ExpireSnapshots) for number in change.ids]
+    ids = [number for each in changes if isinstance(each, ExpireSnapshots) and each.listed for number in each.ids]
     if not ids:
         return None, ()
     transaction = table.newTransaction()
@@ -235,11 +269,6 @@ def _write(java: Java, transaction: Any, metadata: Any, version: int, attempt: A
 def _version(location: str) -> int:
     match = _VERSION.match(location.rpartition("/")[2])
     return int(match[1]) if match else -1
-
-
-def _logged(java: Java, metadata: Any) -> list[str]:
-    file = java.method(".TableMetadata$MetadataLogEntry", "file", "java.lang.String")
-    return java.texts(metadata.previousFiles(), file)
 
 
 def _refs(java: Java, metadata: Any) -> set[str]:

@@ -7,14 +7,27 @@ scan's iterator stays in the JVM and hands over a thousand files at a time, with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, cast
 
 from modak.lake.changes import Range
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.iceberg.schema import columns_of, layout_of
-from modak.lake.model import OP_ID, DataFile, ForeignSnapshot, LakeFile, LakeName, LakeTable, Snapshot, Vector
+from modak.lake.mapping import file_names
+from modak.lake.model import (
+    OP_ID,
+    PUBLISHED_TAG,
+    DataFile,
+    EqualityDeletes,
+    ForeignSnapshot,
+    LakeFile,
+    LakeName,
+    LakeTable,
+    Snapshot,
+    Vector,
+)
 from modak.storage.uri import normal
 
 FILES_PER_CHUNK = 1_000
@@ -44,15 +57,18 @@ def table_of(name: LakeName, location: str, metadata: Metadata) -> LakeTable:
         location=metadata["location"],
         metadata_location=location,
         snapshot_id=_current(metadata),
-        schema=columns_of(schema),
+        schema=columns_of(schema, file_names(properties)),
         spec_id=spec["spec-id"],
         layout=layout_of(spec, schema, _tier_key(properties)),
         format_version=metadata["format-version"],
         properties=properties,
         snapshot_count=len(metadata.get("snapshots", [])),
-        tags={ref: entry["snapshot-id"] for ref, entry in refs.items() if entry["type"] == "tag"},
+        tags={
+            ref: entry["snapshot-id"] for ref, entry in refs.items() if entry["type"] == "tag" and ref != PUBLISHED_TAG
+        },
         sequence_number=metadata.get("last-sequence-number", 0),
         oldest_metadata=log[0]["metadata-file"] if log else None,
+        refs={ref: entry["snapshot-id"] for ref, entry in refs.items()},
     )
 
 
@@ -125,14 +141,23 @@ def live_files(
     with java.doing("listing files"):
         scan = table.newScan().useSnapshot(snapshot_id)
         if rows is not None:
-            scan = scan.filter(expression(java, rows))
+            named = _name_then(table, scan, rows.column)
+            scan = scan if named is None else scan.filter(expression(java, replace(rows, column=named)))
         field = None
-        if column is not None:
-            scan = scan.includeColumnStats(java.objects([column]))
-            field = scan.schema().findField(column).fieldId()
+        then = None if column is None else _name_then(table, scan, column)
+        if then is not None:
+            scan = scan.includeColumnStats(java.objects([then]))
+            field = scan.schema().findField(then).fieldId()
         with closing(scan.planFiles()) as plan, closing(plan.iterator()) as iterator:
             while tasks := _next_chunk(java, iterator):
                 yield from _files_of(java, tasks, table.specs(), field)
+
+
+def _name_then(table: Any, scan: Any, column: str) -> str | None:
+    """What a column of today is called in the schema of a snapshot; nothing when it had no such column."""
+    field = table.schema().findField(column)
+    name = None if field is None else scan.schema().findColumnName(field.fieldId())
+    return None if name is None else str(name)
 
 
 def _next_chunk(java: Java, iterator: Any) -> Any:
@@ -171,6 +196,96 @@ def _vectors_of(java: Java, tasks: Any, specs: Any, deletes: Any) -> dict[str, l
             vector = Vector(text, entry["record-count"], entry["file-size-in-bytes"], entry["file-path"], target)
             found.setdefault(target, []).append(vector)
     return found
+
+
+def equality_deletes(java: Java, table: Any, snapshot_id: int) -> Iterator[EqualityDeletes]:
+    """The equality delete files of a snapshot, manifest by manifest; only foreign writers make them."""
+    with java.doing("listing delete files"):
+        manifests = table.snapshot(snapshot_id).deleteManifests(table.io())
+        for manifest in java.stream(manifests).toList():
+            reader = java.iceberg.ManifestFiles.readDeleteManifest(manifest, table.io(), table.specs())
+            with closing(reader), closing(reader.iterator()) as iterator:
+                while files := _next_chunk(java, iterator):
+                    yield from _equality(java, files, table.specs())
+
+
+def _equality(java: Java, files: Any, specs: Any) -> Iterator[EqualityDeletes]:
+    texts = java.texts(files, _to_json(java, specs))
+    numbers = java.texts(files, java.method(_CONTENT, "dataSequenceNumber", "java.lang.Long"))
+    for text, number in zip(texts, numbers, strict=True):
+        entry = json.loads(text)
+        if entry["content"].lower().replace("_", "-") == "equality-deletes":
+            yield EqualityDeletes(
+                text,
+                entry["record-count"],
+                entry["file-size-in-bytes"],
+                entry["file-path"],
+                int(number),
+                tuple(entry["equality-ids"]),
+                entry["spec-id"],
+                partition_of(entry),
+            )
+
+
+def partition_of(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    """The partition of a content file, in either form that Iceberg's JSON has had."""
+    found = entry.get("partition") or ()
+    return tuple(found.values() if isinstance(found, Mapping) else found)
+
+
+def needed_deletes(java: Java, table: Any, snapshot_id: int, without: Iterable[str]) -> set[str]:
+    """Delete files that apply to any data file of a snapshot but those of the paths `without`."""
+    with java.doing("looking for delete files in use"):
+        gone = java.jvm.java.util.HashSet(java.strings(without))
+        contains = java.method("java.util.Set", "contains", "boolean", "java.lang.Object").bindTo(gone)
+        inverted = java.bind(java.static("java.lang.Boolean", "logicalXor", "boolean", "boolean", "boolean"), 1, True)
+        file = java.method(_TASK, "file", _CONTENT)
+        stays = java.after(file, java.method(_CONTENT, "location", _TEXT), contains, inverted)
+        deletes = java.method(_TASK, "deletes", "java.util.List")
+        each = java.function(java.after(deletes, java.method("java.util.List", "stream", "java.util.stream.Stream")))
+        with closing(table.newScan().useSnapshot(snapshot_id).planFiles()) as plan:
+            left = java.stream(plan).filter(java.predicate(stays)).flatMap(each)
+            paths = left.map(java.function(java.method(_CONTENT, "location", _TEXT))).distinct().toList()
+        return set(java.texts(paths))
+
+
+def partition_text(java: Java) -> Any:
+    """A handle that tells a data file's partition as Iceberg writes it for people."""
+    partition = java.method(_CONTENT, "partition", ".StructLike")
+    return java.after(partition, java.static("java.util.Objects", "toString", _TEXT, "java.lang.Object"))
+
+
+def partitions(java: Java, table: Any, snapshot_id: int) -> list[str]:
+    """The partitions of a snapshot's live files, as Iceberg writes them for people."""
+    with java.doing("listing partitions"), closing(table.newScan().useSnapshot(snapshot_id).planFiles()) as plan:
+        told = java.after(java.method(_TASK, "file", _CONTENT), partition_text(java))
+        return java.texts(java.stream(plan).map(java.function(told)).distinct().toList())
+
+
+def manifests(java: Java, table: Any, snapshot_id: int) -> tuple[list[int], list[int]]:
+    """The sizes of a snapshot's data manifests and of its delete manifests."""
+    with java.doing("listing manifests"):
+        snapshot = table.snapshot(snapshot_id)
+        length = java.method(".ManifestFile", "length", "long")
+        data, deletes = snapshot.dataManifests(table.io()), snapshot.deleteManifests(table.io())
+        return [int(n) for n in java.texts(data, length)], [int(n) for n in java.texts(deletes, length)]
+
+
+def reachable(java: Java, table: Any) -> Iterator[str]:
+    """Every data and delete file that any snapshot of a table reaches, streamed; some come more than once."""
+    with java.doing("listing reachable files"):
+        io, specs = table.io(), table.specs()
+        read = java.bind(java.method(".Snapshot", "allManifests", "java.util.List", ".io.FileIO"), 1, io)
+        each = java.function(java.after(read, java.method("java.util.List", "stream", "java.util.stream.Stream")))
+        found = java.objects(java.stream(table.snapshots()).flatMap(each).distinct().toList())
+        path = java.method(_CONTENT, "location", _TEXT)
+        for manifest in found:
+            files = java.iceberg.ManifestFiles
+            deletes = str(manifest.content()) == "DELETES"
+            reader = files.readDeleteManifest(manifest, io, specs) if deletes else files.read(manifest, io, specs)
+            with closing(reader), closing(reader.iterator()) as iterator:
+                while chunk := _next_chunk(java, iterator):
+                    yield from java.texts(chunk, path)
 
 
 def _to_json(java: Java, specs: Any) -> Any:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from modak.core.errors import Refused
@@ -43,9 +44,14 @@ def schema_json(columns: Sequence[LakeColumn]) -> str:
     return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
 
 
-def columns_of(schema: Mapping[str, Any]) -> tuple[LakeColumn, ...]:
-    """The columns of a schema in Iceberg's JSON."""
-    return tuple(_column_of(entry) for entry in schema["fields"])
+def columns_of(
+    schema: Mapping[str, Any], file_names: Mapping[int, tuple[str, ...]] | None = None
+) -> tuple[LakeColumn, ...]:
+    """The columns of a schema in Iceberg's JSON, with the names that files without ids have for them."""
+    columns = tuple(_column_of(entry) for entry in schema["fields"])
+    if file_names is None:
+        return columns
+    return tuple(replace(column, file_names=file_names.get(column.field_id or 0, ())) for column in columns)
 
 
 def _column_of(entry: Mapping[str, Any]) -> LakeColumn:

@@ -7,7 +7,7 @@ two depends on the kind of change and is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from modak.core.errors import Conflict, ModakError, Refused
@@ -25,6 +25,7 @@ from modak.lake.changes import (
     RemoveTag,
     RenameColumn,
     Rewrite,
+    RewriteManifests,
     RowDelta,
     SchemaChange,
     SetProperties,
@@ -32,9 +33,11 @@ from modak.lake.changes import (
     WidenColumn,
 )
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
-from modak.lake.iceberg.read import expression
+from modak.lake.iceberg.read import expression, partition_text
 from modak.lake.iceberg.schema import java_type, literal
-from modak.lake.model import KIND, OP_ID, DataFile, Vector
+from modak.lake.model import KIND, OP_ID, DataFile, EqualityDeletes, Vector
+
+Described = DataFile | Vector | EqualityDeletes
 
 _DATA = ".DataFile"
 _DELETES = ".DeleteFile"
@@ -83,8 +86,8 @@ class Updates:
                 return manage.createTag(name, snapshot_id).setMaxRefAgeMs(name, _FOREVER)
             case RemoveTag(name):
                 return self._transaction.manageSnapshots().removeTag(name)
-            case ExpireSnapshots(ids):
-                return self._expire(ids, deleted)
+            case ExpireSnapshots():
+                return self._expire(change.ids, deleted)
 
     def _files(self, change: SnapshotChange) -> Any:
         match change:
@@ -94,6 +97,8 @@ class Updates:
                 return self._row_delta(change)
             case Rewrite():
                 return self._rewrite(change)
+            case RewriteManifests():
+                return self._rewrite_manifests(change)
             case DeleteRange(column, lower, upper):
                 filter_ = expression(self._java, Range(column, lower, upper))
                 return self._signed("newDelete", "delete").deleteFromRowFilter(filter_)
@@ -135,7 +140,17 @@ class Updates:
         update = self._signed("newRewrite", "rewrite")
         self._feed(update, ".RewriteFiles", "deleteFile", _DATA, change.removed)
         self._feed(update, ".RewriteFiles", "addFile", _DATA, change.added)
+        self._feed(update, ".RewriteFiles", "deleteFile", _DELETES, change.removed_deletes)
+        self._feed(update, ".RewriteFiles", "addFile", _DELETES, change.vectors)
         return update.dataSequenceNumber(number).validateFromSnapshot(change.validate_from)
+
+    def _rewrite_manifests(self, change: RewriteManifests) -> Any:
+        clusters = self._java.jvm.java.util.HashMap()
+        for partition, cluster in change.clusters.items():
+            clusters.put(partition, cluster)
+        lookup = self._java.method("java.util.Map", "get", "java.lang.Object", "java.lang.Object").bindTo(clusters)
+        cluster_of = self._java.after(partition_text(self._java), lookup)
+        return self._signed("rewriteManifests", "manifests").clusterBy(self._java.function(cluster_of))
 
     def _overwrite(self, change: Overwrite) -> Any:
         filter_ = expression(self._java, Range(change.column, change.lower, change.upper))
@@ -177,7 +192,7 @@ class Updates:
         update = getattr(self._transaction, producer)()
         return update.set(OP_ID, self._op_id).set(KIND, self._kind or kind)
 
-    def _feed(self, update: Any, owner: str, method: str, kind: str, files: tuple[DataFile | Vector, ...]) -> Any:
+    def _feed(self, update: Any, owner: str, method: str, kind: str, files: Sequence[Described]) -> Any:
         if files:
             handle = self._java.method(owner, method, owner, kind).bindTo(update)
             self._java.feed(files, self._specs, self._java.consumer(handle))

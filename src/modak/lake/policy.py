@@ -1,0 +1,104 @@
+"""What a maintenance policy is made of, whatever the lake's format: keys with a kind, a default and a least value.
+
+The format plugin says which keys there are (`lake/iceberg/policy.py`); nothing outside of it knows their meaning but
+the passes that read them. Standard library only, so that `modak-worker policy` starts in a blink.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from modak.core.errors import UsageError
+
+Kind = Literal["flag", "number", "columns"]
+Value = bool | int | str
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKey:
+    """One setting of a policy."""
+
+    name: str
+    kind: Kind
+    default: Value | None
+    """None: the worker's setting `setting` decides."""
+    meaning: str
+    least: int = 0
+    setting: str | None = None
+    """The name of the fleet-wide setting in the concern `maintenance`."""
+
+    def parse(self, text: str) -> Value:
+        """A value as typed; refuses another kind and what makes no sense."""
+        match self.kind:
+            case "flag":
+                if text.lower() not in ("true", "false"):
+                    raise UsageError("usage.set", f"{self.name} takes true or false, not {text!r}.")
+                return text.lower() == "true"
+            case "number":
+                if not _NUMBER.fullmatch(text):
+                    raise UsageError("usage.set", f"{self.name} takes a whole number, not {text!r}.")
+                return self._checked(int(text))
+            case "columns":
+                return ",".join(part for part in (name.strip() for name in text.split(",")) if part)
+
+    def check(self, value: object) -> Value:
+        """A value as it stands in the catalog, which anybody may have written."""
+        if self.kind == "flag" and isinstance(value, bool):
+            return value
+        if self.kind == "number" and isinstance(value, int) and not isinstance(value, bool):
+            return self._checked(value)
+        if self.kind == "columns" and isinstance(value, str):
+            return value
+        raise UsageError(
+            "policy.value",
+            f"{self.name} cannot be {value!r}.",
+            hint=f"Mend it with: modak-worker policy --table … --unset {self.name}",
+        )
+
+    def _checked(self, value: int) -> int:
+        if value < self.least:
+            raise UsageError("usage.set", f"{self.name} must be at least {self.least}, not {value}.")
+        return value
+
+
+def key_of(keys: Mapping[str, PolicyKey], name: str) -> PolicyKey:
+    """The key of a name; an unknown one is refused with the nearest that there is."""
+    if name not in keys:
+        near = difflib.get_close_matches(name, keys, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(keys)}."
+        raise UsageError("usage.set", f"There is no policy key {name!r}.", hint=hint)
+    return keys[name]
+
+
+def keys_of(lake_format: str) -> Mapping[str, PolicyKey]:
+    """The keys that a format's plugin understands."""
+    if lake_format != "iceberg":
+        raise UsageError("policy.format", f"There is no lake format {lake_format!r}.", hint="Known: iceberg.")
+    from modak.lake.iceberg.policy import KEYS
+
+    return KEYS
+
+
+def check_together(policy: Mapping[str, Any]) -> None:
+    """Refuse values that make sense alone and not together."""
+    if policy["snapshot_max_count"] < policy["snapshot_min_retained"]:
+        raise UsageError(
+            "usage.set",
+            f"snapshot_max_count ({policy['snapshot_max_count']}) cannot be below snapshot_min_retained "
+            f"({policy['snapshot_min_retained']}).",
+            hint="Set both in one command.",
+        )
+    if policy["rewrite_sort_columns"] and policy["rewrite_zorder_columns"]:
+        raise UsageError(
+            "usage.set",
+            "A table is either sorted or z-ordered.",
+            hint="Unset rewrite_sort_columns or rewrite_zorder_columns.",
+        )
+    if policy["rewrite_max_input_files"] < policy["rewrite_min_input_files"]:
+        raise UsageError("usage.set", "rewrite_max_input_files cannot be below rewrite_min_input_files.")
