@@ -52,6 +52,16 @@ def test_public_names_are_there(fresh_database: Dsn) -> None:
                 "modak_version()",
                 "modak_enable_transparent_writes(regclass)",
                 "modak_disable_transparent_writes(regclass)",
+                "modak_upsert(regclass, jsonb)",
+                "modak_upsert_rows(regclass, jsonb)",
+                "modak_upsert_from(regclass, regclass)",
+                *(
+                    f"modak_delete(regclass, jsonb, {key})"
+                    for key in ("bigint", "date", "timestamp", "timestamptz", "text")
+                ),
+                "modak_delete_rows(regclass, jsonb)",
+                "modak_delete_from(regclass, regclass)",
+                "modak_explain(text)",
             ):
                 assert scalar(conn, "SELECT to_regprocedure(%s) IS NOT NULL", f"{schema}.{function}"), function
 

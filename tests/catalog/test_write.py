@@ -14,7 +14,7 @@ from modak.catalog.journal import Journal
 from modak.catalog.lease import Epoch, Lease
 from modak.catalog.outcome import settle
 from modak.catalog.read import CatalogReader
-from modak.catalog.records import Cutline, NewPartition
+from modak.catalog.records import Cutline, DeltaRange, NewPartition
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core import faults
 from modak.core.clock import SystemClock
@@ -380,8 +380,8 @@ def test_delta_rows_that_the_export_has_seen_go_and_later_ones_stay(
     conn.execute(f"UPDATE {table.name} SET body = 'late' WHERE id = 3".encode())
     op_id = prepared_op(writer, table)
     with writer.transaction(op_id) as tx:
-        tx.purge_delta(table.table_id, 0, 100, row[0])
-    assert tx.counters == {"delta_purged": 1}
+        tx.retire_delta(table.table_id, DeltaRange(0, 100), row[0])
+    assert tx.counters == {"delta_removed": 1, "delta_kept": 0}
     assert {key: (image or {})["body"] for key, image in delta(conn, table).items()} == {
         ("2", 20): "in progress",
         ("3", 30): "late",

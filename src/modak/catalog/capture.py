@@ -28,6 +28,29 @@ _LOOK = """
     WHERE g.tgrelid = %(leaf)s AND g.tgname = ANY (%(names)s)
 """
 
+_BROKEN = """
+    SELECT * FROM (
+        SELECT p.partition_name, CASE
+            WHEN g.oid IS NULL THEN 'the capture trigger is missing'
+            WHEN g.oid IS DISTINCT FROM p.trigger_oid THEN 'the capture trigger is not the one that was installed'
+            WHEN g.tgenabled <> 'A' THEN 'the capture trigger was disabled or does not fire always'
+            WHEN g.tgqual IS NOT NULL OR g.tgtype <> 29 OR g.tgfoid <> 'modak.capture'::regproc
+                OR split_part(encode(g.tgargs, 'escape'), E'\\\\000', 1) <> p.table_id::text
+                THEN 'the capture trigger was replaced'
+            WHEN n.oid IS NULL OR n.tgenabled <> 'A' THEN 'the guard against TRUNCATE is missing or was disabled'
+            WHEN pg_relation_filenode(c.oid) IS DISTINCT FROM p.relfilenode THEN 'the partition was rewritten'
+        END AS why
+        FROM modak.partitions p
+        JOIN modak.tables t USING (table_id)
+        JOIN pg_catalog.pg_class c ON c.oid = p.leaf_oid
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = t.relid
+        LEFT JOIN pg_catalog.pg_trigger g ON g.tgrelid = c.oid AND g.tgname = %(trigger)s
+        LEFT JOIN pg_catalog.pg_trigger n ON n.tgrelid = c.oid AND n.tgname = %(guard)s
+        WHERE p.table_id = %(table)s AND p.state = 'tiered'
+        ORDER BY p.lower_bound
+    ) looked_at WHERE why IS NOT NULL
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Watch:
@@ -72,6 +95,12 @@ def verify(conn: Conn, table_id: int, leaf_oid: int, trigger_oid: int | None) ->
     if TRUNCATE_GUARD not in found or not found[TRUNCATE_GUARD][1]:
         return Watch(oid, "the guard against TRUNCATE is missing or was disabled")
     return Watch(oid)
+
+
+def broken(conn: Conn, table_id: int) -> dict[str, str]:
+    """The tiered leaves in the heap that were not watched without a break, by name, oldest first, and why; one look."""
+    values = {"table": table_id, "trigger": TRIGGER, "guard": TRUNCATE_GUARD}
+    return dict(conn.execute(_BROKEN, values).fetchall())
 
 
 def remove(conn: Conn, leaf_oid: int) -> None:

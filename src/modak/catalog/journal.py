@@ -13,11 +13,13 @@ from psycopg.types.json import Jsonb
 
 from modak.catalog.outcome import settle
 from modak.catalog.write import CatalogWriter
+from modak.core import underway
 from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.core.ids import OpId
 from modak.core.states import OP_STEPS, OpPhase
 
+_ENDS = frozenset({OpPhase.DONE, OpPhase.FAILED, OpPhase.ABANDONED})
 _BEGIN: LiteralString = """
     INSERT INTO modak.op_log (op_id, table_id, kind, plan, folders, epoch) VALUES (%s, %s, %s, %s, %s, %s)
 """
@@ -45,6 +47,7 @@ class Journal:
     ) -> None:
         """Write down an intent."""
         reach("journal.before_begin")
+        underway.begun(op_id)
         epoch = self._writer.epoch
         with self._writer.step() as tx:
             tx.conn.execute(
@@ -81,6 +84,8 @@ class Journal:
             ).rowcount
             if done != 1:
                 raise Conflict("journal.moved_on", f"Operation {op_id} is no longer {from_phase}.")
+        if to_phase in _ENDS:
+            underway.ended(op_id)
         reach("journal.after_phase")
 
     def note(

@@ -7,8 +7,9 @@ connection behind a transaction pooler is refused, because the commit protocol r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, LiteralString
 
 import psycopg
@@ -23,6 +24,8 @@ from modak.postgres.dsn import Dsn
 Conn = psycopg.Connection[Any]
 
 _LOG = structlog.get_logger()
+_NAP = 0.25
+"""How soon somebody who waits for the lease notices that it is to stop."""
 _TAKE: LiteralString = """
     UPDATE modak.leader SET holder = %(holder)s, epoch = epoch + 1, backend_pid = pg_backend_pid(),
         acquired_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(seconds)s)
@@ -37,7 +40,14 @@ _STILL_OURS: LiteralString = """
     SELECT 1 FROM modak.leader WHERE holder = %(holder)s AND epoch = %(epoch)s AND expires_at > clock_timestamp()
 """
 _RELEASE: LiteralString = """
-    UPDATE modak.leader SET expires_at = '-infinity' WHERE holder = %(holder)s AND epoch = %(epoch)s
+    WITH free AS (
+        UPDATE modak.leader SET expires_at = '-infinity' WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING epoch
+    )
+    SELECT pg_notify('modak_leader', free.epoch::text) FROM free
+"""
+_SECONDS_LEFT: LiteralString = """
+    SELECT CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - clock_timestamp())::float8 ELSE 0 END
+    FROM modak.leader
 """
 
 
@@ -64,7 +74,7 @@ class Lease:
         self._holder = holder
         self._seconds = lease_seconds
         self._clock = clock or SystemClock()
-        self._open = open_connection or (lambda where: connect(where, autocommit=True, application="modak lease"))
+        self._open = open_connection or self._opened
         self._conn: Conn | None = None
         self._pid: int | None = None
         self._epoch: Epoch | None = None
@@ -115,6 +125,22 @@ class Lease:
             self._epoch = None
         self.close()
 
+    def wait(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until it is worth another try: the lease runs out, its holder lets it go, or the time is over."""
+        row = self._ask(_SECONDS_LEFT)
+        left = max(float(row[0]), 0.0) + 0.01 if row else seconds
+        # What is waited for is a real socket, so it is waited for in real time.
+        deadline = time.monotonic() + min(seconds, left)
+        try:
+            conn = self._connection()
+            conn.execute("LISTEN modak_leader")
+            while (rest := deadline - time.monotonic()) > 0 and not stopped():
+                if next(conn.notifies(timeout=min(rest, _NAP), stop_after=1), None) is not None:
+                    return
+        except psycopg.Error as error:
+            self.close()
+            raise translate(error) from error
+
     def close(self) -> None:
         """Close the connection; the lease runs out by itself."""
         if self._conn is not None:
@@ -136,6 +162,14 @@ class Lease:
         except psycopg.Error as error:
             self.close()
             raise translate(error) from error
+
+    def _opened(self, where: Dsn) -> Conn:
+        # A connection that is cut off in silence must be noticed before the lease is over, not minutes later.
+        seconds = max(int(self._seconds), 1)
+        quick = {"connect_timeout": str(max(seconds, 2)), "tcp_user_timeout": str(seconds * 1000)}
+        own = {key for key, _ in where.options}
+        options = (*where.options, *((key, value) for key, value in quick.items() if key not in own))
+        return connect(replace(where, options=options), autocommit=True, application="modak lease")
 
     def _connection(self) -> Conn:
         if self._conn is None or self._conn.closed:

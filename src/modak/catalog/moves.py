@@ -52,15 +52,13 @@ _ADVANCE: LiteralString = """
 """
 _MOVE: LiteralString = """
     UPDATE modak.cutline SET t = %(t)s, snapshot_id = %(snapshot_id)s, metadata_location = %(metadata_location)s,
-        frontier = %(frontier)s::pg_lsn, retention_line = %(retention_line)s, lake_props = %(lake_props)s
+        frontier = %(frontier)s::pg_lsn, retention_line = %(retention_line)s, lake_props = %(lake_props)s,
+        heal_until = %(heal_until)s::pg_lsn
     WHERE table_id = %(table_id)s AND t IS NOT DISTINCT FROM %(was_t)s
         AND snapshot_id IS NOT DISTINCT FROM %(was_snapshot_id)s AND metadata_location = %(was_metadata_location)s
         AND frontier IS NOT DISTINCT FROM %(was_frontier)s::pg_lsn
         AND retention_line IS NOT DISTINCT FROM %(was_retention_line)s
-"""
-_PURGE: LiteralString = """
-    DELETE FROM modak.delta
-    WHERE table_id = %s AND tier_key >= %s AND tier_key < %s AND pg_visible_in_snapshot(xid, %s::pg_snapshot)
+        AND heal_until IS NOT DISTINCT FROM %(was_heal_until)s::pg_lsn
 """
 _NEW_PINS: LiteralString = """
     SELECT count(*) FROM modak.read_pins
@@ -68,8 +66,9 @@ _NEW_PINS: LiteralString = """
 """
 _ADD_PARTITION: LiteralString = """
     INSERT INTO modak.partitions
-        (table_id, partition_name, lower_bound, upper_bound, state, leaf_oid, leaf_schema, relfilenode, problem)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+        (table_id, partition_name, lower_bound, upper_bound, state, leaf_oid, leaf_schema, relfilenode, problem,
+        attachment)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _REGISTER: LiteralString = """
     INSERT INTO modak.tables (schema_name, table_name, relid, mode, pk_columns, pk_attnums, tier_key, tier_attnum, axis,
@@ -146,7 +145,7 @@ def move_cutline(conn: Conn, was: Cutline, becomes: Cutline) -> None:
     """Move any of T, S, F, R from exactly the values read."""
     if becomes.table_id != was.table_id:
         raise ModakError("catalog.cutline", "A cut-line cannot move to another table.")
-    names = ("t", "snapshot_id", "metadata_location", "frontier", "retention_line")
+    names = ("t", "snapshot_id", "metadata_location", "frontier", "retention_line", "heal_until")
     change = {name: getattr(becomes, name) for name in names} | {f"was_{name}": getattr(was, name) for name in names}
     change |= {"table_id": was.table_id, "lake_props": Jsonb(dict(becomes.lake_props))}
     if conn.execute(_MOVE, change).rowcount != 1:
@@ -172,7 +171,7 @@ def step_partitions(
 def add_partitions(conn: Conn, table_id: int, partitions: Sequence[NewPartition]) -> None:
     """Take new leaves into the catalog."""
     rows = [
-        (table_id, p.name, p.lower, p.upper, p.state, p.leaf_oid, p.leaf_schema, p.relfilenode, p.problem)
+        (table_id, p.name, p.lower, p.upper, p.state, p.leaf_oid, p.leaf_schema, p.relfilenode, p.problem, p.attachment)
         for p in partitions
     ]
     with conn.cursor() as cursor:
@@ -227,11 +226,6 @@ def forget_partition(conn: Conn, table_id: int, leaf_oid: int) -> None:
     )
     if done.rowcount != 1:
         raise Conflict("catalog.partition_moved", f"Leaf {leaf_oid} of table {table_id} is unknown or in the lake.")
-
-
-def purge_delta(conn: Conn, table_id: int, lower: TierKey, upper: TierKey, pg_snapshot: str) -> int:
-    """Remove the delta rows of a range that an export under `pg_snapshot` has seen in the heap; returns how many."""
-    return conn.execute(_PURGE, (table_id, lower, upper, pg_snapshot)).rowcount
 
 
 def require_no_new_pins(conn: Conn, table_id: int, snapshot_id: int | None, tagged: Collection[int]) -> None:

@@ -35,9 +35,13 @@ from modak.postgres.dsn import Dsn
 Conn = psycopg.Connection[Any]
 Row = Mapping[str, Any]
 
-_PARTITIONS: LiteralString = (
-    "SELECT * FROM modak.partitions WHERE table_id = %s ORDER BY lower_bound NULLS FIRST, partition_id"
+_CUTLINE: LiteralString = (
+    "SELECT *, frontier::text AS frontier, heal_until::text AS heal_until FROM modak.cutline WHERE table_id = %s"
 )
+_PARTITIONS: LiteralString = """
+    SELECT *, sealed_lsn::text AS sealed_lsn, dropped_lsn::text AS dropped_lsn FROM modak.partitions
+    WHERE table_id = %s ORDER BY lower_bound NULLS FIRST, partition_id
+"""
 _PINS: LiteralString = (
     "SELECT * FROM modak.read_pins WHERE table_id = %s AND expires_at > clock_timestamp() ORDER BY pin_id"
 )
@@ -96,12 +100,12 @@ class CatalogReader:
                 partitions=here.partitions(table.table_id),
                 pins=here.live_pins(table.table_id),
                 unfinished=here.unfinished_ops(table.table_id),
-                delta_backlog=here.delta_backlog(table.table_id),
+                staged_loads=here.staged_loads(table.table_id),
             )
 
     def cutline(self, table_id: int) -> Cutline | None:
         """The lines of a table."""
-        rows = self._rows("SELECT *, frontier::text AS frontier FROM modak.cutline WHERE table_id = %s", (table_id,))
+        rows = self._rows(_CUTLINE, (table_id,))
         return next((_cutline(row) for row in rows), None)
 
     def partitions(self, table_id: int) -> tuple[PartitionRecord, ...]:
@@ -113,8 +117,13 @@ class CatalogReader:
         return tuple(Pin(**row) for row in self._rows(_PINS, (table_id,)))
 
     def delta_backlog(self, table_id: int) -> int:
-        """Delta rows that are not folded."""
+        """Delta rows that are not folded; reads them all, so it is no part of the state that every step asks for."""
         query: LiteralString = "SELECT count(*) AS n FROM modak.delta WHERE table_id = %s AND folded_into IS NULL"
+        return int(self._rows(query, (table_id,))[0]["n"])
+
+    def staged_loads(self, table_id: int) -> int:
+        """Labels whose files wait to be adopted."""
+        query: LiteralString = "SELECT count(*) AS n FROM modak.load_labels WHERE table_id = %s AND state = 'staged'"
         return int(self._rows(query, (table_id,))[0]["n"])
 
     def op(self, op_id: OpId) -> OpRecord | None:
@@ -220,6 +229,9 @@ def _partition(row: Row) -> PartitionRecord:
         trigger_oid=row["trigger_oid"],
         problem=row["problem"],
         updated_at=row["updated_at"],
+        attachment=row["attachment"],
+        sealed_lsn=row["sealed_lsn"],
+        dropped_lsn=row["dropped_lsn"],
     )
 
 

@@ -66,6 +66,8 @@ class NewPartition:
     relfilenode: int | None = None
     state: PartitionState = PartitionState.HOT
     problem: str | None = None
+    attachment: str = ""
+    """Which ATTACH has put it below its table, where that matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class PartitionRecord(NewPartition):
     table_id: int
     trigger_oid: int | None
     updated_at: datetime
+    sealed_lsn: str | None = None
+    dropped_lsn: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,23 @@ class Cutline:
     first_floor: TierKey | None = None
     lake_props: Mapping[str, Any] = field(default_factory=dict)
     updated_at: datetime | None = None
+    generation: int = 0
+    """Counts the moves of S; Postgres keeps it."""
+    heal_until: str | None = None
+    """Mirrored: changes up to here may be in the lake already."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRange:
+    """Delta rows from a place (included) to another (excluded), in the order of tier key and key text.
+
+    Without a key text a place is before all rows of its tier key.
+    """
+
+    lower: TierKey
+    upper: TierKey
+    lower_pk: str | None = None
+    upper_pk: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +153,7 @@ class Pin:
     created_at: datetime
     expires_at: datetime
     holder: str
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +192,8 @@ class TableState:
     partitions: tuple[PartitionRecord, ...]
     pins: tuple[Pin, ...]
     unfinished: tuple[OpRecord, ...]
-    delta_backlog: int
+    staged_loads: int = 0
+    """Labels of Stream Load whose files wait to be adopted."""
 
     def living(self) -> tuple[PartitionRecord, ...]:
         """The partitions that are not dropped."""

@@ -17,10 +17,10 @@ import psycopg
 import structlog
 from psycopg.types.json import Jsonb
 
-from modak.catalog import moves
+from modak.catalog import delta, expiry, moves
 from modak.catalog.lease import Epoch
 from modak.catalog.outcome import settle
-from modak.catalog.records import Cutline, NewPartition, TableConfig
+from modak.catalog.records import Cutline, DeltaRange, NewPartition, TableConfig
 from modak.core.axis import TierKey
 from modak.core.clock import Clock, SystemClock
 from modak.core.errors import Conflict, ModakError, Refused
@@ -91,13 +91,40 @@ class CommitTransaction:
         """Take partitions one step, all or none."""
         self.steps.append(lambda conn: moves.step_partitions(conn, table_id, names, from_state, to_state))
 
-    def purge_delta(self, table_id: int, lower: TierKey, upper: TierKey, pg_snapshot: str) -> None:
-        """Remove delta rows of a range that the export under this snapshot has already seen in the heap."""
+    def retire_delta(self, table_id: int, rows: DeltaRange, pg_snapshot: str) -> None:
+        """Take away the delta tuples of a range that were read under this snapshot; comes after the move of S."""
 
-        def purge(conn: Conn) -> None:
-            self.count(delta_purged=moves.purge_delta(conn, table_id, lower, upper, pg_snapshot))
+        def retire(conn: Conn) -> None:
+            removed, kept = delta.retire_delta(conn, table_id, rows, pg_snapshot)
+            self.count(delta_removed=removed, delta_kept=kept)
 
-        self.steps.append(purge)
+        self.steps.append(retire)
+
+    def retire_keys(self, table_id: int, keys: Sequence[tuple[str, TierKey]], pg_snapshot: str) -> None:
+        """Take away the delta tuples of these keys that are older than a snapshot; comes after the move of S."""
+
+        def retire(conn: Conn) -> None:
+            removed, kept = delta.retire_keys(conn, table_id, keys, pg_snapshot)
+            self.count(delta_removed=removed, delta_kept=kept)
+
+        if keys:
+            self.steps.append(retire)
+
+    def rename_in_delta(self, table_id: int, relid: int, renamed: Mapping[str, str]) -> None:
+        """Follow renamed columns in the images of the delta."""
+        self.steps.append(lambda conn: self.count(images=delta.rename_in_delta(conn, table_id, relid, renamed)))
+
+    def expire_delta(self, table_id: int, below: TierKey) -> None:
+        """Remove every delta row below the retention line."""
+
+        def expire(conn: Conn) -> None:
+            self.count(delta_purged=expiry.expire_delta(conn, table_id, below))
+
+        self.steps.append(expire)
+
+    def require_no_pins(self, table_id: int) -> None:
+        """Stop while anybody holds a pin; nobody can take one until this has landed."""
+        self.steps.append(lambda conn: expiry.require_no_pins(conn, table_id))
 
     def require_no_new_pins(self, table_id: int, snapshot_id: int | None, tagged: Collection[int]) -> None:
         """Stop when the superseded snapshot was pinned meanwhile and is not tagged."""
@@ -123,6 +150,14 @@ class CommitTransaction:
         def run(conn: Conn) -> None:
             if conn.execute(query, params).rowcount < 1:
                 raise Conflict("catalog.nothing_changed", f"{what}: somebody else was faster.")
+
+        self.steps.append(run)
+
+    def forget(self, query: LiteralString, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
+        """Run a statement of the caller's own room that may find nothing to change."""
+
+        def run(conn: Conn) -> None:
+            conn.execute(query, params)
 
         self.steps.append(run)
 
@@ -193,6 +228,14 @@ class StepTransaction:
     def move(self, was: Cutline, becomes: Cutline) -> None:
         """Move any of T, S, F, R from exactly the lines read."""
         moves.move_cutline(self.conn, was, becomes)
+
+    def sweep_delta(self, table_id: int, most: int) -> int:
+        """Remove folded delta tuples that no pin needs any more; returns how many."""
+        return delta.sweep_delta(self.conn, table_id, most)
+
+    def expire_delta(self, table_id: int, below: TierKey) -> int:
+        """Remove the delta rows below the retention line; returns how many."""
+        return expiry.expire_delta(self.conn, table_id, below)
 
     def publish_foreign(self, was: Cutline, snapshot_id: int | None, metadata_location: str) -> None:
         """Take a foreign lake state as S."""

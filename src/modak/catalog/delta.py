@@ -1,0 +1,154 @@
+"""The worker's changes of `modak.delta`, each on the caller's connection and in the caller's transaction.
+
+Users write the delta through triggers and functions; the worker takes away what the lake has, follows renamed columns,
+and sweeps what was kept for readers. `write.py` strings these together with everything else that moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString
+
+import psycopg
+
+from modak.catalog.records import DeltaRange
+from modak.core.axis import TierKey
+from modak.core.errors import Conflict
+
+Conn = psycopg.Connection[Any]
+
+_READ_TUPLES: LiteralString = """
+    table_id = %(table)s AND folded_generation IS NULL AND pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
+        AND tier_key >= %(lower)s AND (%(lower_pk)s::text IS NULL OR tier_key > %(lower)s
+            OR pk COLLATE "C" >= %(lower_pk)s::text)
+        AND tier_key <= %(upper)s AND (tier_key < %(upper)s OR pk COLLATE "C" < %(upper_pk)s::text)
+"""
+_RETIRE: LiteralString = f"DELETE FROM modak.delta WHERE {_READ_TUPLES}"  # noqa: S608
+_KEEP: LiteralString = f"""
+    UPDATE modak.delta SET folded_into = %(into)s, folded_generation = %(generation)s WHERE {_READ_TUPLES}
+"""  # noqa: S608
+_THESE_KEYS: LiteralString = """
+    d.table_id = %(table)s AND d.folded_generation IS NULL AND pg_visible_in_snapshot(d.xid, %(snapshot)s::pg_snapshot)
+        AND d.pk = k.pk AND d.tier_key = k.tier_key
+"""
+_RETIRE_KEYS: LiteralString = f"""
+    DELETE FROM modak.delta d USING unnest(%(pks)s::text[], %(tier_keys)s::bigint[]) k (pk, tier_key)
+    WHERE {_THESE_KEYS}
+"""  # noqa: S608
+_KEEP_KEYS: LiteralString = f"""
+    UPDATE modak.delta d SET folded_into = %(into)s, folded_generation = %(generation)s
+    FROM unnest(%(pks)s::text[], %(tier_keys)s::bigint[]) k (pk, tier_key) WHERE {_THESE_KEYS}
+"""  # noqa: S608
+_FREE: LiteralString = f"""
+    AND ctid = ANY (ARRAY(SELECT ctid FROM modak.delta WHERE {_READ_TUPLES} FOR UPDATE SKIP LOCKED))
+"""  # noqa: S608
+_ASKED: LiteralString = """
+    SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(c.table_id)) AND NOT EXISTS (
+        SELECT FROM modak.read_pins p WHERE p.table_id = c.table_id AND p.expires_at > clock_timestamp()
+    ), c.snapshot_id, c.generation
+    FROM modak.cutline c WHERE c.table_id = %s
+"""
+_SWEEP: LiteralString = """
+    DELETE FROM modak.delta WHERE ctid = ANY (ARRAY(
+        SELECT d.ctid FROM modak.delta d WHERE d.table_id = %(table)s AND d.folded_generation IS NOT NULL
+            AND NOT EXISTS (SELECT FROM modak.read_pins p WHERE p.table_id = %(table)s
+                AND p.expires_at > clock_timestamp() AND p.generation < d.folded_generation)
+        LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
+_RENAMES: LiteralString = """
+    unnest(%(old)s::text[], %(new)s::text[], %(ages)s::int[], %(here)s::bool[]) n (old_name, new_name, age, here)
+"""
+_OLDER: LiteralString = "(age(d.xid::xid) > n.age OR (n.here AND NOT d.payload ? n.new_name))"
+_RENAME_IN_DELTA: LiteralString = f"""
+    UPDATE modak.delta d SET payload = (
+        SELECT jsonb_object_agg(coalesce(n.new_name, e.key), e.value)
+        FROM jsonb_each(d.payload) e LEFT JOIN {_RENAMES} ON n.old_name = e.key AND {_OLDER}
+    )
+    WHERE d.table_id = %(table)s AND d.payload ?| %(old)s::text[]
+        AND EXISTS (SELECT FROM {_RENAMES} WHERE d.payload ? n.old_name AND {_OLDER})
+"""  # noqa: S608
+_ATTRIBUTE_AGES: LiteralString = """
+    SELECT attname, age(xmin) FROM pg_attribute WHERE attrelid = %s AND attname = ANY (%s::name[]) AND NOT attisdropped
+"""
+
+
+def retire_delta(conn: Conn, table_id: int, rows: DeltaRange, pg_snapshot: str) -> tuple[int, int]:
+    """Take away exactly the delta tuples of a range that a reader under `pg_snapshot` has seen: removed, kept.
+
+    Comes after the move of S. While a reader may need them they are kept, marked with the generation that has them in
+    the lake. A tuple that somebody is just changing stays as it is: the change is newer, and without it the tuple says
+    what the lake says.
+    """
+    asked = conn.execute(_ASKED, (table_id,)).fetchone()
+    if asked is None:
+        raise Conflict("catalog.not_registered", f"Table {table_id} is no longer registered.")
+    alone, into, generation = asked
+    values = {
+        "table": table_id,
+        "snapshot": pg_snapshot,
+        "lower": rows.lower,
+        "lower_pk": rows.lower_pk,
+        "upper": rows.upper,
+        "upper_pk": rows.upper_pk,
+        "into": into,
+        "generation": generation,
+    }
+    # Without any lake state there is nothing that the tuples could be kept against.
+    keeps = not alone and into is not None
+    statement = _KEEP if keeps else _RETIRE
+    patience = conn.execute("SELECT current_setting('lock_timeout')").fetchone()
+    try:
+        with conn.transaction():
+            conn.execute("SELECT set_config('lock_timeout', '200ms', true)")
+            done = conn.execute(statement, values).rowcount
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", patience)
+    except psycopg.errors.LockNotAvailable:
+        done = conn.execute(statement + _FREE, values).rowcount
+    return (0, done) if keeps else (done, 0)
+
+
+def retire_keys(conn: Conn, table_id: int, keys: Sequence[tuple[str, TierKey]], pg_snapshot: str) -> tuple[int, int]:
+    """Take away the delta tuples of these (key text, tier key) that are older than a snapshot: removed, kept.
+
+    Comes after the move of S; the lake has newer rows for them now. As `retire_delta`, while a reader may need them
+    they are kept, marked with the generation that supersedes them.
+    """
+    asked = conn.execute(_ASKED, (table_id,)).fetchone()
+    if asked is None:
+        raise Conflict("catalog.not_registered", f"Table {table_id} is no longer registered.")
+    alone, into, generation = asked
+    keeps = not alone and into is not None
+    values = {
+        "table": table_id,
+        "snapshot": pg_snapshot,
+        "pks": [pk for pk, _ in keys],
+        "tier_keys": [key for _, key in keys],
+        "into": into,
+        "generation": generation,
+    }
+    done = conn.execute(_KEEP_KEYS if keeps else _RETIRE_KEYS, values).rowcount
+    return (0, done) if keeps else (done, 0)
+
+
+def sweep_delta(conn: Conn, table_id: int, most: int) -> int:
+    """Remove folded delta tuples that no pin needs any more; none while a reader is pinning."""
+    quiet = conn.execute("SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))", (table_id,)).fetchone()
+    if not (quiet and quiet[0]):
+        return 0
+    return conn.execute(_SWEEP, {"table": table_id, "most": most}).rowcount
+
+
+def rename_in_delta(conn: Conn, table_id: int, relid: int, renamed: Mapping[str, str]) -> int:
+    """Give the images written before columns were renamed the new names; returns how many changed.
+
+    The age of a column's description tells whether an image is older than its name: two columns may have swapped
+    names, or a new column taken the name of a dropped one (whose new name is then no column of the table).
+    """
+    ages = dict(conn.execute(_ATTRIBUTE_AGES, (relid, [*renamed.values(), *renamed])).fetchall())
+    known = [(old, new, ages.get(new, ages.get(old)), new in ages) for old, new in renamed.items()]
+    known = [entry for entry in known if entry[2] is not None]
+    if not known:
+        return 0
+    old, new, age, here = (list(part) for part in zip(*known, strict=True))
+    values = {"table": table_id, "old": old, "new": new, "ages": age, "here": here}
+    return conn.execute(_RENAME_IN_DELTA, values).rowcount

@@ -1,0 +1,121 @@
+"""Every table at a glance and the journal page by page, in one query each: what lists of a thousand tables are made of.
+
+Sizes are what Postgres and the last look at the lake's health have written down, not measured anew. Memory: one page.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.rows import dict_row
+
+from modak.core.axis import Axis
+
+Conn = psycopg.Connection[Any]
+Row = dict[str, Any]
+
+_PAGE: LiteralString = """
+    WITH page AS (
+        SELECT s.* FROM modak.status s
+        WHERE %(like)s::text IS NULL OR strpos(lower(s.schema_name || '.' || s.table_name), lower(%(like)s)) > 0
+        ORDER BY s.schema_name, s.table_name LIMIT %(limit)s OFFSET %(offset)s
+    )
+    SELECT p.table_id, quote_ident(p.schema_name) || '.' || quote_ident(p.table_name) AS table, p.mode, p.axis,
+        p.keep_heap, p.cutline_t, p.cutline_s, p.retention_line, p.metadata_location, p.cutline_updated_at,
+        p.mirror_frontier::text AS mirror_frontier, p.delta_backlog, p.delta_oldest_at, p.read_pins, p.staged_loads,
+        p.copying, p.partition_states, p.problems, p.frozen, p.unfinished_ops, p.last_error,
+        z.paused_at, z.paused_by, z.reason AS pause_reason,
+        h.heap_bytes, h.heap_rows, h.lower_bound, h.upper_bound,
+        l.counters AS lake, l.warnings AS lake_warnings, l.collected_at AS lake_collected_at,
+        o.kind AS last_kind, o.phase AS last_phase, coalesce(o.finished_at, o.started_at) AS last_at,
+        o.counters AS last_counters
+    FROM page p
+    LEFT JOIN modak.tables t USING (table_id)
+    LEFT JOIN modak.pauses z USING (table_id)
+    LEFT JOIN modak.lake_stats l USING (table_id)
+    LEFT JOIN LATERAL (
+        SELECT sum(k.relpages::bigint) * current_setting('block_size')::bigint AS heap_bytes,
+            sum(greatest(k.reltuples, 0))::bigint AS heap_rows,
+            (SELECT min(x.lower_bound) FROM modak.partitions x WHERE x.table_id = p.table_id) AS lower_bound,
+            (SELECT max(x.upper_bound) FROM modak.partitions x WHERE x.table_id = p.table_id) AS upper_bound
+        FROM pg_class k
+        WHERE k.oid = t.relid OR k.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = t.relid)
+    ) h ON true
+    LEFT JOIN LATERAL (
+        SELECT q.kind, q.phase, q.finished_at, q.started_at, q.counters FROM modak.op_log q
+        WHERE q.table_id = p.table_id ORDER BY q.started_at DESC LIMIT 1
+    ) o ON true
+    ORDER BY p.schema_name, p.table_name
+"""
+_OPERATIONS: LiteralString = """
+    SELECT o.op_id, o.table_id, quote_ident(t.schema_name) || '.' || quote_ident(t.table_name) AS table, o.kind,
+        o.phase, o.started_at, o.finished_at, extract(epoch FROM o.finished_at - o.started_at)::float8 AS seconds,
+        o.counters, o.error, o.epoch, o.attempt, o.folders
+    FROM modak.op_log o LEFT JOIN modak.tables t USING (table_id)
+    WHERE (%(table)s::bigint IS NULL OR o.table_id = %(table)s)
+        AND (%(kind)s::text IS NULL OR o.kind = %(kind)s)
+        AND (%(phase)s::text IS NULL OR o.phase = %(phase)s)
+        AND (%(before)s::timestamptz IS NULL OR o.started_at < %(before)s)
+        AND (NOT %(failed)s OR o.error IS NOT NULL)
+    ORDER BY o.started_at DESC LIMIT %(limit)s
+"""
+_SCHEMA: LiteralString = """
+    SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name) AS table, t.pk_columns, t.tier_key,
+        jsonb_agg(jsonb_build_object('name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
+            'not_null', a.attnotnull) ORDER BY a.attnum) AS columns
+    FROM modak.tables t
+    JOIN pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0 AND NOT a.attisdropped
+    GROUP BY t.table_id ORDER BY t.schema_name, t.table_name
+"""
+_ENDED: LiteralString = "SELECT count(*) AS n FROM modak.tables"
+
+
+def tables_page(conn: Conn, like: str | None, limit: int, offset: int) -> list[Row]:
+    """Tables by name, one page; lines also as people write them."""
+    rows = _rows(conn, _PAGE, {"like": like, "limit": limit, "offset": offset})
+    for row in rows:
+        axis = Axis(row["axis"])
+        for key in ("cutline_t", "retention_line", "lower_bound", "upper_bound"):
+            row[f"{key}_text"] = _literal(axis, row[key])
+    return rows
+
+
+def count_tables(conn: Conn) -> int:
+    """How many tables are registered."""
+    return int(_rows(conn, _ENDED)[0]["n"])
+
+
+def operations(
+    conn: Conn,
+    limit: int,
+    *,
+    table_id: int | None = None,
+    kind: str | None = None,
+    phase: str | None = None,
+    before: datetime | None = None,
+    failed: bool = False,
+) -> list[Row]:
+    """The journal, newest first."""
+    given = {"table": table_id, "kind": kind, "phase": phase, "before": before, "failed": failed, "limit": limit}
+    return _rows(conn, _OPERATIONS, given)
+
+
+def schema(conn: Conn) -> list[Row]:
+    """The columns of every registered table, as Postgres has them."""
+    return _rows(conn, _SCHEMA)
+
+
+def _literal(axis: Axis, key: int | None) -> str | None:
+    if key is None:
+        return None
+    try:
+        return axis.literal(key)
+    except OverflowError:
+        return str(key)
+
+
+def _rows(conn: Conn, query: LiteralString, params: Row | None = None) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query, params).fetchall()
