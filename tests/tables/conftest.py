@@ -1,4 +1,8 @@
-"""A whole site on real parts for scenario tests: a fresh database, a warehouse of its own, the run's Spark session."""
+"""A whole site on real parts for scenario tests: a fresh database, a warehouse of its own, Java, and Spark on request.
+
+Small tables are tiered and folded without Spark. A test or module that reads through Spark, or moves enough rows to
+need it, asks for the `spark` fixture or carries its mark.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,25 @@ def settings_for(dsn: Dsn, warehouse: str, home: Path, **more: str) -> Any:
 
 
 @pytest.fixture
-def site(fresh_database: Dsn, warehouse: str, spark_home: Path, spark: object) -> Iterator[Site]:
+def site(
+    fresh_database: Dsn,
+    warehouse: str,
+    spark_home: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Site]:
+    needed = "spark" if request.node.get_closest_marker("spark") else "gateway"
+    request.getfixturevalue(needed)
+    if needed == "gateway":
+        monkeypatch.setattr("modak.spark.session.start", _not_asked_for)
     with open_site(settings_for(fresh_database, warehouse, spark_home)) as opened:
-        _ = opened.spark
+        if needed == "spark":
+            _ = opened.spark
         yield opened
+
+
+def _not_asked_for(*_: object, **__: object) -> None:
+    raise AssertionError("this test needs the mark `spark`")
 
 
 @pytest.fixture
@@ -47,3 +66,9 @@ def leader(site: Site) -> Iterator[Leader]:
 def events(site: Site) -> Events:
     """public.events with three partitions of width 100 and rows 0…250, not registered."""
     return Events.create(site)
+
+
+@pytest.fixture
+def through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even a small table moves through Spark tasks."""
+    monkeypatch.setattr("modak.tables.tiering.export.DRIVER_BYTES", 0)

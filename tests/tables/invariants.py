@@ -65,7 +65,10 @@ class Invariants:
         assert lake.metadata.current_snapshot_id == state.cutline.snapshot_id
         made = Counter(snapshot.summary["modak.op-id"] for snapshot in lake.metadata.snapshots)
         assert set(made.values()) <= {1}, made
-        query = "SELECT op_id FROM modak.op_log WHERE phase IN ('committed', 'done') AND kind IN ('tier', 'retier')"
+        query = (
+            "SELECT op_id FROM modak.op_log WHERE phase IN ('committed', 'done') AND (kind IN ('tier', 'retier')"
+            " OR (kind = 'fold' AND (counters->>'files')::int + (counters->>'vectors')::int > 0))"
+        )
         assert set(made) == {op for (op,) in self.sql(query)}
 
     def check_partitions(self) -> None:

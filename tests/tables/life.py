@@ -39,6 +39,7 @@ class World:
 
     settings: Any
     warehouse: str
+    with_spark: bool = False
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     rows: set[Row] = field(default_factory=lambda: set(ROWS))
     registered: bool = True
@@ -51,7 +52,8 @@ class World:
 
     def _open(self) -> None:
         self.site: Site = self.stack.enter_context(open_site(self.settings))
-        _ = self.site.spark
+        if self.with_spark:
+            _ = self.site.spark
         self.leader: Leader = self.stack.enter_context(Leader.campaign(self.site, 5))
 
     def restart(self, fault: Fault | None = None) -> list[Entry]:

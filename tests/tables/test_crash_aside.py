@@ -16,7 +16,6 @@ from modak.tables.site import Site
 from tests.tables.events import Events
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("point", ["spill.before_forget", "spill.after_forget"])
 def test_a_table_that_was_dropped_behind_our_back_leaves_at_the_second_try(
     site: Site, events: Events, point: str

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -27,8 +28,6 @@ from modak.postgres.embedded import EmbeddedServer
 from modak.postgres.snapshot import ExportSnapshot
 from tests.tables.conftest import settings_for
 from tests.tables.life import LIFE, SHORT_LIFE, World, first_tiering, live, record, registering
-
-pytestmark = pytest.mark.spark
 
 LIFE_POINTS = (
     "capture.after_install",
@@ -103,7 +102,7 @@ VISITED = {
     *LEFTOVER_POINTS,
     *TERMINATE_POINTS,
 }
-SAMPLE = 20
+SAMPLE = 8
 
 NewWorld = Callable[[], World]
 
@@ -128,8 +127,12 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def new_world(server: EmbeddedServer, tmp_path: Path, spark_home: Path, spark: object) -> Iterator[NewWorld]:
+def new_world(
+    server: EmbeddedServer, tmp_path: Path, spark_home: Path, request: pytest.FixtureRequest
+) -> Iterator[NewWorld]:
     """Worlds of their own, each with a new database and an empty warehouse; the last one ends with the test."""
+    with_spark = request.node.get_closest_marker("spark") is not None
+    request.getfixturevalue("spark" if with_spark else "gateway")
     with contextlib.ExitStack() as last:
 
         def make() -> World:
@@ -139,7 +142,7 @@ def new_world(server: EmbeddedServer, tmp_path: Path, spark_home: Path, spark: o
             warehouse.mkdir()
             last.enter_context(_database(server, name))
             settings = settings_for(server.dsn(name), str(warehouse), spark_home, MODAK_PREMAKE_PARTITIONS="1")
-            world = World(settings, str(warehouse))
+            world = World(settings, str(warehouse), with_spark)
             last.callback(world.close)
             return world
 
@@ -163,7 +166,7 @@ def world(new_world: NewWorld) -> World:
 
 def test_the_points_that_crash_here_are_those_that_a_life_comes_by(world: World) -> None:
     passed = record(world)
-    assert {point for points in passed.values() for point in points} == set(LIFE_POINTS)
+    assert {point for points in passed.values() for point in points} == {*LIFE_POINTS, *TASK_POINTS}
 
 
 def test_a_crash_anywhere_is_made_good_by_the_next_start(world: World, point: str, seed: int) -> None:
@@ -228,6 +231,21 @@ def test_the_export_of_an_earlier_leader_gives_up_its_locks(world: World, point:
         world.check()
 
 
+def test_an_earlier_leader_that_sleeps_in_a_drop_is_in_nobodys_way(world: World) -> None:
+    registering(world)
+    record = world.site.reader.state(world.events.name).table
+    dsn = world.site.dsn
+    with connect(dsn, autocommit=True) as dropping, connect(dsn, application="modak step") as stepping:
+        dropping.execute("SELECT pg_advisory_lock(modak.pin_lock_key(%s))", (record.table_id,))
+        stepping.execute("LOCK TABLE public.events_100 IN ACCESS EXCLUSIVE MODE")
+        world.restart()
+        first_tiering(world)
+        world.check()
+        for asleep in (dropping, stepping):
+            with pytest.raises(psycopg.OperationalError):
+                asleep.execute("SELECT 1")
+
+
 @pytest.mark.parametrize("point", LEFTOVER_POINTS)
 def test_leftovers_of_a_landed_operation_go_even_if_their_removal_crashes(world: World, point: str) -> None:
     registering(world)
@@ -247,6 +265,15 @@ def test_leftovers_of_a_landed_operation_go_even_if_their_removal_crashes(world:
     world.check()
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("through_spark")
+@pytest.mark.parametrize("point", ["export.task_started", "export.task_written"])
+def test_a_crash_inside_a_spark_task_is_made_good_too(world: World, point: str) -> None:
+    live(world, Fault(point), SHORT_LIFE)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("through_spark")
 @pytest.mark.parametrize("point", ["export.task_read", "files.durable"])
 def test_a_spark_worker_process_that_is_killed_costs_only_the_attempt(world: World, point: str) -> None:
     registering(world)

@@ -1,7 +1,7 @@
 """Real worker processes, ended by SIGKILL or put to sleep by SIGSTOP: whoever comes next goes on, nothing is doubled.
 
-Every worker starts a JVM, so the everyday run draws two points by `--randomly-seed` (printed when a test fails) and the
-full run takes all.
+Every worker starts a JVM, so the everyday run draws a point by `--randomly-seed` (printed when a test fails) and the
+full run takes all. Only the worker that is struck has a Spark session; those before and after it need none.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from modak.core.errors import ModakError
 from modak.core.states import PartitionState
 from modak.postgres.dsn import Dsn
 from modak.runtime.opening import open_site
+from tests.spark_fixtures import QUICK_JAVA
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 from tests.tables.invariants import Invariants, Row
 from tests.tables.test_crash_points import LEFTOVER_POINTS, LIFE_POINTS, REPAIR_POINTS, SHORT_LIFE_POINTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0
@@ -67,7 +68,7 @@ IN_THE_DAEMON = (
 )
 IN_THE_REPAIR = (*REPAIR_POINTS, *LEFTOVER_POINTS)
 EVERYWHERE = (*IN_REGISTER, *IN_THE_DAEMON, *IN_THE_REPAIR, *IN_UNREGISTER, *AT_THE_END)
-SAMPLE = 2
+SAMPLE = 1
 SLEEPS = (
     "seal.before_trigger",
     "export.before_tasks",
@@ -206,6 +207,7 @@ def place(fresh_database: Dsn, warehouse: str, tmp_path: Path) -> Iterator[Place
         "MODAK_PREMAKE_PARTITIONS": "1",
         "MODAK_LEASE_SECONDS": "2",
         "MODAK_CAMPAIGN_INTERVAL_SECONDS": "1",
+        **{f"MODAK_SPARK_CONF_{name}": value for name, value in QUICK_JAVA.items()},
     }
     with open_site(settings_for(fresh_database, warehouse, home)) as site:
         Events.create(site)
@@ -223,7 +225,7 @@ def test_after_a_kill_anywhere_the_next_worker_goes_on(
         return
     _kill(place, killed_at)
     left = {op.op_id for op in place.truth.reader.unfinished_ops()}
-    after = place.start("daemon", "--register")
+    after = place.start("daemon", "--register", "--light")
     until(lambda: "leader.acquired" in after.events(), "nobody leads", place.workers)
     place.until_tiered()
     after.terminate()
@@ -236,7 +238,8 @@ def _kill(place: Place, point: str) -> None:
         place.start("register", "--kill", point).dies()
     elif point in IN_THE_REPAIR:
         landed = point in LEFTOVER_POINTS
-        place.start("daemon", "--register", "--kill", "landing.committed" if landed else "landing.prepared").dies()
+        first = "landing.committed" if landed else "landing.prepared"
+        place.start("daemon", "--register", "--light", "--kill", first).dies()
         if landed:
             (op,) = place.truth.reader.unfinished_ops()
             Path(op.folders[0].removeprefix("file://"), "00000-00000-again.parquet").write_bytes(b"rows")
@@ -255,7 +258,7 @@ def _kill_while_leaving(place: Place, point: str) -> None:
     if point in SHORT_LIFE_POINTS:
         # Only a partition that is tiered and still in the heap carries a trigger.
         pins.begin(place.truth.dsn, place.truth.name)
-        daemon = place.start("daemon")
+        daemon = place.start("daemon", "--light")
         until(lambda: place.truth.state.cutline.t == 200, "the table is not tiered", place.workers)
         daemon.terminate()
     place.start("unregister", "--kill", point).dies()
@@ -272,7 +275,7 @@ def _kill_while_leaving(place: Place, point: str) -> None:
 def test_a_leader_that_sleeps_through_its_lease_changes_nothing_and_may_lead_again(place: Place, sleep: str) -> None:
     first = place.start("daemon", "--register", "--stop", sleep)
     until(lambda: "leader.acquired" in first.events(), "nobody leads", place.workers)
-    second = place.start("daemon")
+    second = place.start("daemon", "--light")
     until(first.asleep, "the first worker does not come to its point", place.workers)
     place.until_tiered()
     first.process.send_signal(signal.SIGCONT)

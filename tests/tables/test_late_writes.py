@@ -18,8 +18,6 @@ from modak.tables.site import Site
 from tests.tables.events import Events
 from tests.tables.shadow import Conn, Shadowed
 
-pytestmark = pytest.mark.spark
-
 NO_PARTITION = psycopg.errors.CheckViolation
 """What a user gets while a range has left the heap and the spill has not taken it over yet."""
 COLLIDED = (

@@ -20,8 +20,6 @@ from modak.tables.site import Site
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 
-pytestmark = pytest.mark.spark
-
 BOUNDS = """
     SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = %s::regclass AND c.relname NOT LIKE '%%_modak_spill' ORDER BY c.oid
@@ -29,11 +27,10 @@ BOUNDS = """
 
 
 @pytest.fixture
-def ahead(fresh_database: Dsn, warehouse: str, spark_home: Path, spark: object) -> Iterator[Site]:
+def ahead(fresh_database: Dsn, warehouse: str, spark_home: Path, gateway: object) -> Iterator[Site]:
     """A site that keeps two partitions ahead and never finds anything old enough to tier."""
     more = {"MODAK_PREMAKE_PARTITIONS": "2", "MODAK_TIERING_LAG": "1000000000000000"}
     with open_site(settings_for(fresh_database, warehouse, spark_home, **more)) as site:
-        _ = site.spark
         yield site
 
 
@@ -123,11 +120,10 @@ def test_a_name_that_is_taken_already_gets_a_number(ahead: Site, lead: Leader) -
 
 
 def test_rows_in_the_default_partition_are_in_the_way_and_everything_else_goes_on(
-    fresh_database: Dsn, warehouse: str, spark_home: Path, spark: object
+    fresh_database: Dsn, warehouse: str, spark_home: Path, gateway: object
 ) -> None:
     more = {"MODAK_PREMAKE_PARTITIONS": "2"}
     with open_site(settings_for(fresh_database, warehouse, spark_home, **more)) as site:
-        _ = site.spark
         events = Events.create(site)
         events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
         events.register()

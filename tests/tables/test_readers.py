@@ -20,7 +20,7 @@ from tests.tables.events import Events
 
 pytestmark = pytest.mark.spark
 
-PAGE = Path(__file__).parents[2] / "docs" / "reading-the-lake.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
 MIXED = """
     CREATE TYPE public.mood AS ENUM ('sad', 'happy');
     CREATE TABLE public.mixed (
@@ -76,12 +76,12 @@ def test_time_of_day_is_text_that_spark_can_open(mixed: Events) -> None:
     assert lake.format_version == 3
 
 
-@pytest.mark.parametrize("condition", ["id = 3", "ts >= 2", "word IS NULL", "day < DATE '2000-01-01'"])
-def test_filters_find_the_same_rows_everywhere(mixed: Events, condition: str) -> None:
-    spark = readers.by_spark(mixed.site, mixed.name, condition)
-    assert spark
-    assert readers.by_duckdb(mixed.site, mixed.name, condition) == spark
-    assert readers.by_pyiceberg(mixed.site, mixed.name, condition.replace("DATE ", "")) == spark
+def test_filters_find_the_same_rows_everywhere(mixed: Events) -> None:
+    for condition in ("id = 3", "ts >= 2", "word IS NULL", "day < DATE '2000-01-01'"):
+        spark = readers.by_spark(mixed.site, mixed.name, condition)
+        assert spark, condition
+        assert readers.by_duckdb(mixed.site, mixed.name, condition) == spark, condition
+        assert readers.by_pyiceberg(mixed.site, mixed.name, condition.replace("DATE ", "")) == spark, condition
 
 
 class Page:
@@ -118,7 +118,10 @@ def page(site: Site, leader: Leader) -> Page:
 def test_every_example_of_the_page_is_executed() -> None:
     """Who adds an example to the page adds its test here."""
     kinds = [kind for kind, _ in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    assert kinds == ["sql", "python", "python", "sql", "sql"]
+    across, alone = kinds[:7], kinds[7:]
+    # No test runs Trino, and the shell commands are checked against the program with those of all pages.
+    assert across == ["python", "sh", "sql", "sql", "python", "python", "trino"]
+    assert alone == ["sql", "python", "python", "sql"]
 
 
 def test_the_pages_examples_work(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,9 +166,60 @@ def _duckdb(page: Page, metadata_location: str) -> list[Any]:
 
 
 def test_the_pages_pin_keeps_its_files(page: Page) -> None:
-    begin, end = [line for line in page.code("sql", "modak_read_begin").splitlines() if line.startswith("SELECT")]
     with page.site.connect() as conn:
-        (pin,) = conn.execute(begin).fetchall()
+        (pin,) = conn.execute(page.code("sql", "modak_read_begin(")).fetchall()
         conn.commit()
         assert page.site.reader.state(demo.TABLE).pins[0].pin_id == pin[0]
-        assert conn.execute(end.replace("…", str(pin[0]))).fetchall() == [(True,)]
+        end = page.code("sql", "modak_read_end(")
+        assert conn.execute(end.replace(":pin_id", str(pin[0]))).fetchall() == [(True,)]
+
+
+def test_the_pages_ways_across_the_seam_give_the_same_rows(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    """Modak itself, DuckDB and PyIceberg, with a correction and a tombstone lying over the lake."""
+    site = page.site
+    state = site.reader.state(demo.TABLE)
+    events = Events(site, demo.TABLE)
+    (gone, changed) = site.spark.sql(
+        "SELECT id, occurred_at FROM modak.modak.public.events ORDER BY id LIMIT 2"
+    ).collect()
+    table = state.table.table_id
+    events.sql(f"SELECT modak.record_change({table}, '{gone[0]}', {gone[1]}, NULL, NULL)")
+    image = f'{{"id": "{changed[0]}", "occurred_at": "{changed[1]}", "kind": "corrected"}}'
+    events.sql(f"SELECT modak.record_change({table}, '{changed[0]}', {changed[1]}, NULL, '{image}')")
+
+    expected = sorted(map(tuple, modak_read(site, ["id", "kind"]).collect()))
+    assert len(expected) == 1_999
+    assert (changed[0], "corrected") in expected
+    url = f"postgresql://{site.dsn.user}:{quote(site.dsn.password)}@{site.dsn.host}:{site.dsn.port}/{site.dsn.dbname}"
+    for way in ("duckdb.connect", "StaticTable"):
+        names: dict[str, Any] = {"url": url}
+        code = page.code("python", way).replace(
+            'duck.execute("INSTALL iceberg; LOAD iceberg;")', "load_extensions(duck)"
+        )
+        names["load_extensions"] = readers.load_extensions
+        exec(code, names)
+        assert sorted(names["answer"]) == expected, way
+
+    names = {"spark": site.spark}
+    with pytest.MonkeyPatch.context() as environ:
+        for name, value in _environment(site).items():
+            environ.setenv(name, value)
+        exec(page.code("python", "modak.snapshot"), names)
+    assert names["total"] == 1_999
+    assert names["recent"] == sum(1 for row in expected if row[0] > 1900)
+    assert "purchase" in capsys.readouterr().out
+
+
+def modak_read(site: Site, columns: list[str]) -> Any:
+    import modak
+
+    return modak.read(site.spark, "public.events", columns, settings=site.settings)
+
+
+def _environment(site: Site) -> dict[str, str]:
+    return {
+        "MODAK_PG_URL": site.dsn.safe(),
+        "MODAK_PG_PASSWORD": site.dsn.password,
+        "MODAK_WAREHOUSE": site.settings.lake.warehouse,
+        "MODAK_HOME": str(site.settings.home.path),
+    }

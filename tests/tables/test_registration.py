@@ -25,8 +25,6 @@ from tests.tables import readers
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 
-pytestmark = pytest.mark.spark
-
 ROWS = {(i, i, f"row {i}") for i in range(251)}
 TRIGGERS = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '!modak%%' OR tgname LIKE '~modak%%'"
 
@@ -221,7 +219,7 @@ def test_a_table_made_anew_over_a_kept_lake_is_matched_by_the_names_of_its_colum
     events.sql("INSERT INTO public.events (id, ts, body, extra) VALUES (1001, 250, 'new', 5), (1002, 350, 'newest', 6)")
     events.register()
     assert events.tier(leader).rows == 1
-    lake = {row["id"]: row for row in readers.by_spark(events.site, events.name)}
+    lake = {row["id"]: row for row in readers.by_duckdb(events.site, events.name)}
     assert lake[7] == {"id": 7, "ts": 7, "body": "row 7", "extra": None}
     assert lake[1001] == {"id": 1001, "ts": 250, "body": "new", "extra": 5}
     assert len(lake) == 201

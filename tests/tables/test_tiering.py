@@ -11,8 +11,6 @@ from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
 from tests.tables.events import Events
 
-pytestmark = pytest.mark.spark
-
 ROWS = {(i, i, f"row {i}") for i in range(251)}
 
 

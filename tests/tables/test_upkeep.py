@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from modak.lake.model import Snapshot
 from modak.runtime.leader import Leader
 from modak.tables.upkeep import surplus
@@ -27,7 +25,6 @@ def tier_one_more(events: Events, leader: Leader, lower: int) -> None:
     assert events.tier(leader).moved_partitions
 
 
-@pytest.mark.spark
 def test_a_table_lists_no_more_snapshots_than_its_policy_allows(events: Events, leader: Leader) -> None:
     events.register()
     events.sql("UPDATE modak.tables SET maintenance_policy = '{\"snapshot_max_count\": 2}'")
@@ -39,7 +36,6 @@ def test_a_table_lists_no_more_snapshots_than_its_policy_allows(events: Events, 
     assert not events.site.reader.state(events.name).unfinished
 
 
-@pytest.mark.spark
 def test_a_pinned_snapshot_is_tagged_when_it_is_superseded_and_untagged_when_the_pin_ends(
     events: Events, leader: Leader
 ) -> None:

@@ -24,7 +24,7 @@ from modak.core.faults import reach
 from modak.core.ids import OpId, new_op_id
 from modak.core.states import OpPhase
 from modak.lake.changes import Change, Rewrite, SetProperties
-from modak.lake.model import DataFile, LakeColumn, LakeFile, LakeTable, Layout, Prepared, data_folder
+from modak.lake.model import DataFile, LakeColumn, LakeFile, LakeTable, Layout, Prepared, Vector, data_folder
 from modak.lake.types import MappedColumn, quoted_identifier, select_list
 from modak.postgres.describe import PgColumn, PgTable
 from modak.postgres.dsn import Dsn
@@ -60,6 +60,8 @@ class Refill:
     dsn: Dsn
     owner: str
     path: str
+    vectors: tuple[Vector, ...]
+    """Rows that corrections have hidden; the new file does not have them."""
     first_row_id: int | None
     sequence_number: int | None
     folder: str
@@ -154,10 +156,10 @@ def _refill(
     found: LakeFile,
     task: str,
 ) -> Refill:
-    if found.vectors or found.foreign_deletes:
+    if found.foreign_deletes:
         raise Refused(
             "backfill.deletes",
-            f"{found.file.path} carries deletes, which have to be applied before a column can be filled.",
+            f"{found.file.path} carries deletes of another tool, to be applied before a column can be filled.",
             hint="Run maintenance on the table first.",
         )
     entry: Mapping[str, Any] = json.loads(found.file.json)
@@ -165,6 +167,7 @@ def _refill(
         dsn=site.dsn,
         owner=heap.owner,
         path=found.file.path,
+        vectors=found.vectors,
         first_row_id=entry.get("first-row-id"),
         sequence_number=found.sequence_number,
         folder=data_folder(lake.location, op_id),
@@ -180,13 +183,19 @@ def _refill(
 
 def fill_file(item: Refill) -> list[DataFile] | None:
     """Inside a task: write a file anew with the missing columns; None when it has them already."""
-    import pyarrow.parquet as pq
+    from pyroaring import BitMap64
 
     from modak.lake.iceberg.files import FileWriter
-    from modak.storage.uri import local_path
+    from modak.lake.iceberg.output import parquet_file
+    from modak.lake.iceberg.scan import sorted_positions, without_deleted
+    from modak.lake.iceberg.vectors import read_vector
 
-    source = pq.ParquetFile(local_path(item.path))
-    present = {_field_id(field): field.name for field in source.schema_arrow}
+    source = parquet_file(item.path)
+    present: dict[int | None, str] = {_field_id(field): field.name for field in source.schema_arrow}
+    if set(present) == {None}:
+        # Adopted: no ids, but names that the table's mapping knows.
+        names = [(column.field_id, column.file_names or (column.name,)) for column in item.columns]
+        present = {number: name for number, several in names for name in several if name in source.schema_arrow.names}
     ids = {column.name: column.field_id for column in item.columns}
     missing = [filling for filling in item.fillings if ids[filling.mapped.column.name] not in present]
     if not missing:
@@ -202,10 +211,11 @@ def fill_file(item: Refill) -> list[DataFile] | None:
         target_bytes=item.target_bytes,
         task=item.task,
     )
+    gone = sorted_positions(BitMap64().union(*map(read_vector, item.vectors)))
     with writer:
         at = 0
         for batch in source.iter_batches(BATCH_ROWS):
-            writer.write(_filled(item, batch, at, missing, columns, present, writer.schema))
+            writer.write(without_deleted(_filled(item, batch, at, missing, columns, present, writer.schema), gone, at))
             at += len(batch)
         return writer.close()
 

@@ -21,6 +21,7 @@ from modak.core.ids import new_op_id
 from modak.core.names import quote
 from modak.core.states import OpPhase
 from modak.lake.changes import AddColumn, Change, RenameColumn, SetProperties, WidenColumn
+from modak.lake.mapping import NAME_MAPPING
 from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.describe import PgColumn, PgTable
@@ -87,8 +88,27 @@ def plan_evolution(
         if needed is not None:
             fill[column.name] = needed
     if changes or known != json.loads(column_property(heap)[COLUMNS]):
-        changes.append(SetProperties({**column_property(heap), **_to_fill(lake, fill)}))
+        # Iceberg would give the name of a dropped column to a new one, and adopted files their old values with it.
+        mapping = {NAME_MAPPING: lake.properties[NAME_MAPPING]} if NAME_MAPPING in lake.properties else {}
+        changes.append(SetProperties({**column_property(heap), **_to_fill(lake, fill), **mapping}))
     return Evolution(tuple(changes), tuple(fill))
+
+
+def renamed_columns(heap: PgTable, lake: LakeTable) -> dict[str, str]:
+    """Under which name a column's values are found in images of the delta that are older than its name, and now."""
+    if lake.properties.get(RELID) != str(heap.oid):
+        return {}
+    known: dict[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
+    here = {column.name for column in lake.schema}
+    renamed: dict[str, str] = {}
+    for column in heap.columns:
+        was = known.get(str(column.attnum))
+        if was is not None and was != column.name:
+            renamed[was] = column.name
+        elif was is None and column.name in here:
+            # The name belonged to a column that is dropped: what old images have under it is nobody's any more.
+            renamed.setdefault(column.name, f"{column.name}_dropped")
+    return renamed
 
 
 def evolve(
@@ -99,12 +119,14 @@ def evolve(
     evolution = plan_evolution(heap, mapped, lake, rewritten=rewritten)
     if not evolution.changes:
         return backfill(site, writer, state, heap, mapped, lake)
+    renamed = renamed_columns(heap, lake)
     op_id = new_op_id(site.clock)
     Journal(writer).begin(op_id, state.table.table_id, "evolve", {"changes": [repr(c) for c in evolution.changes]})
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
         becomes = replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id)
         tx.move(now.cutline, becomes)
+        tx.rename_in_delta(now.table.table_id, heap.oid, renamed)
         tx.count(changes=len(evolution.changes))
 
     def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
@@ -157,7 +179,7 @@ def _widened(lake: LakeTable, name: str, wanted: MappedColumn) -> Iterator[Chang
     assert column is not None
     if column.type == wanted.column.type:
         return
-    if (column.type, wanted.column.type) in _WIDER or _more_digits(column.type, wanted.column.type):
+    if widens(column.type, wanted.column.type):
         yield WidenColumn(wanted.column.name, wanted.column.type)
         return
     raise Refused(
@@ -165,6 +187,11 @@ def _widened(lake: LakeTable, name: str, wanted: MappedColumn) -> Iterator[Chang
         f"Column {quote(wanted.column.name)} is {wanted.column.type} in Postgres now, but {column.type} in the lake.",
         hint="Change it back, or add a column of the new type beside it and drop this one.",
     )
+
+
+def widens(old: str, new: str) -> bool:
+    """Whether every value of a lake type is one of another, so that old files stay readable."""
+    return (old, new) in _WIDER or _more_digits(old, new)
 
 
 def _more_digits(old: str, new: str) -> bool:

@@ -24,7 +24,7 @@ from modak.core.ids import OpId
 from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.lake.changes import Change, RemoveTag
-from modak.lake.model import PIN_TAG, LakeTable, Prepared, attempt_folder
+from modak.lake.model import PIN_TAG, PUBLISHED_TAG, LakeTable, Prepared, attempt_folder
 from modak.tables.foreign import refuse_foreign_rows
 from modak.tables.site import Site
 from modak.tables.tidy import discard_attempt
@@ -134,9 +134,11 @@ def _prepare(
         state.table.lake,
         op_id,
         attempt,
-        [*changes(lake, state), *stale],
+        # Tags first: a snapshot that nobody pins any more may expire in the same commit.
+        [*stale, *changes(lake, state)],
         tag=pinned & {superseded},
         kind=kind,
+        published=PUBLISHED_TAG,
     )
     if prepared.base_location != lake.metadata_location:
         # Prepared on a snapshot that nobody has looked at: it may have changed rows.

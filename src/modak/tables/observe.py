@@ -57,7 +57,10 @@ def observe(site: Site, conn: Conn, name: TableName) -> Observed:
     partitions = [_partition(conn, leaf, known.get(leaf.oid)) for leaf in leaves.values()]
     # A leaf that was detached on its way out is no longer below the table, but still has to be dropped.
     detached = (part for part in catalog.living() if part.leaf_oid not in attached)
-    partitions += [Partition(p.name, p.lower, p.upper, p.state) for p in detached if p.state is PartitionState.TIERED]
+    gone = [part for part in detached if part.state is PartitionState.TIERED]
+    if record.keep_heap:
+        gone += [part for part in catalog.partitions if part.state is PartitionState.DROPPED]
+    partitions += [Partition(p.name, p.lower, p.upper, p.state, attached=False) for p in gone]
     state = TableState(
         table=name,
         axis=record.axis,

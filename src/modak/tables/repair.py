@@ -16,21 +16,32 @@ from modak.catalog.lease import Epoch
 from modak.catalog.records import OpRecord
 from modak.core.faults import reach
 from modak.core.states import OpPhase
+from modak.tables.mirror.replication import withdraw
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations, purge
 
 log = structlog.get_logger()
 
-_STALE_EXPORTS: LiteralString = """
+# An export holds locks and a snapshot, a drop the lock against readers who pin, a transaction whatever it has touched.
+_ASLEEP: LiteralString = """
     SELECT a.pid FROM pg_stat_activity a, modak.leader l
-    WHERE a.datname = current_database() AND a.usename = current_user AND a.application_name = 'modak export'
-        AND a.backend_start < l.acquired_at
+    WHERE a.datname = current_database() AND a.usename = current_user AND a.backend_start < l.acquired_at AND (
+        a.application_name = 'modak export'
+        OR (a.application_name IN ('modak', 'modak commit', 'modak step')
+            AND a.state = 'idle in transaction' AND a.state_change < l.acquired_at)
+        OR EXISTS (
+            SELECT FROM pg_locks k JOIN modak.tables t
+                ON modak.pin_lock_key(t.table_id) = (k.classid::int8 << 32 | k.objid::int8)
+            WHERE k.pid = a.pid AND k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
+                AND k.mode = 'ExclusiveLock' AND k.database = a.datid
+        )
+    )
 """
 
 
 def repair(site: Site, epoch: Epoch) -> int:
     """Deal with every operation that has not ended; returns how many there were."""
-    _end_stale_exports(site)
+    _end_sleepers(site)
     writer = site.writer(epoch)
     handled = 0
     records = {record.table_id: record for record in site.reader.tables()}
@@ -45,6 +56,8 @@ def repair(site: Site, epoch: Epoch) -> int:
         handled += 1
         if op.landed or journal.landed(op.op_id):
             landed = site.reader.op(op.op_id) or op
+            if landed.cleanup.get("withdraw"):
+                withdraw(site, landed.cleanup["withdraw"])
             if landed.cleanup.get("purge"):
                 removed = purge(site, writer, landed)
             else:
@@ -58,16 +71,16 @@ def repair(site: Site, epoch: Epoch) -> int:
     return handled
 
 
-def _end_stale_exports(site: Site) -> None:
-    """A leader that sleeps or is cut off still holds its locks and its snapshot; only leaders export, so those go."""
+def _end_sleepers(site: Site) -> None:
+    """A leader that sleeps or is cut off still holds what it held; nobody but leaders does such work, so that goes."""
     with site.connect(autocommit=True) as conn:
-        stale = [pid for (pid,) in conn.execute(_STALE_EXPORTS)]
-        if not stale:
+        asleep = [pid for (pid,) in conn.execute(_ASLEEP)]
+        if not asleep:
             return
         reach("repair.before_terminate")
-        conn.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", (stale,))
+        conn.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", (asleep,))
         reach("repair.after_terminate")
-    log.warning("repair.exports_ended", backends=len(stale))
+    log.warning("repair.sleepers_ended", backends=len(asleep))
 
 
 def _location(op: OpRecord) -> str | None:

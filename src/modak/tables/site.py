@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from modak.lake.iceberg.catalog import IcebergLake
-    from modak.storage.store import Store
+    from modak.storage.access import Key
+    from modak.storage.stores import Stores
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Site:
     clock: Clock = field(default_factory=SystemClock)
     told: set[tuple[int, str]] = field(default_factory=set)
     """Findings that were said already, so that a cycle of seconds does not repeat them."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """What runs beside the flows while we lead (`measurements`, …), for those who are asked about it."""
 
     @cached_property
     def reader(self) -> CatalogReader:
@@ -62,9 +65,59 @@ class Site:
         """The Spark session; the first use takes seconds."""
         from modak.spark import session
 
-        spark = session.start(self.settings, self.settings.home.path)
-        session.use_catalog(spark, self.dsn, self.settings.lake.warehouse)
+        spark = session.start(self.settings, self.settings.home.path, schemes=self._schemes())
+        self.use_catalog(spark)
         return spark
+
+    def use(self, spark: SparkSession) -> None:
+        """Work with a session that the caller has, instead of one of our own."""
+        self.use_catalog(spark)
+        self.__dict__["spark"] = spark
+
+    @cached_property
+    def keys(self) -> dict[int, Key]:
+        """The roots of the storage profiles and what opens them, by profile; the process can then open their files."""
+        from modak.storage import access
+        from modak.tables.profiles import keys_of
+
+        found = keys_of(self.settings, self.reader.profiles())
+        access.use(found.values())
+        return found
+
+    def root_of(self, profile_id: int) -> str:
+        """The root of a profile; one whose credentials are not there is refused by the name of their variable."""
+        from modak.storage.access import missing
+
+        if profile_id not in self.keys:
+            self.follow_profiles()
+        key = self.keys[profile_id]
+        if key.missing is not None:
+            raise missing(key.missing, key.root)
+        return key.root
+
+    def follow_profiles(self) -> None:
+        """Take in the profiles that were created since they were last read."""
+        known = self.__dict__.pop("keys", None)
+        if known is None or self.keys == known:
+            return
+        self.__dict__.pop("store", None)
+        # The old one is not closed: another thread may be in the middle of a commit with it.
+        if self.__dict__.pop("lake", None) is not None:
+            _ = self.lake
+        if "spark" in self.__dict__:
+            self.use_catalog(self.spark)
+
+    def _schemes(self) -> frozenset[str]:
+        from modak.spark.credentials import needed_schemes
+
+        return needed_schemes(self.keys.values())
+
+    def use_catalog(self, spark: SparkSession) -> None:
+        """Point a session at the lake, with the keys of every profile."""
+        from modak.spark import session
+
+        keys = tuple(self.keys.values())
+        session.use_catalog(spark, self.dsn, self.settings.lake.warehouse, keys=keys)
 
     @cached_property
     def lake(self) -> IcebergLake:
@@ -75,15 +128,21 @@ class Site:
         if "spark" in self.__dict__:
             opened = session.gateway_of(self.spark)
         else:
-            opened = gateway.open_gateway(self.settings.home.path, self.settings)
-        return IcebergLake(opened, self.dsn, self.settings.lake.warehouse, self.settings.lake.namespace)
+            opened = gateway.open_gateway(self.settings.home.path, self.settings, self._schemes())
+        return IcebergLake(
+            opened,
+            self.dsn,
+            self.settings.lake.warehouse,
+            self.settings.lake.namespace,
+            keys=tuple(self.keys.values()),
+        )
 
     @cached_property
-    def store(self) -> Store:
-        """The default warehouse's objects."""
-        from modak.storage.store import Store
+    def store(self) -> Stores:
+        """The files below the roots of all storage profiles."""
+        from modak.storage.stores import Stores
 
-        return Store.of(self.settings.lake.warehouse, {})
+        return Stores(self.keys.values())
 
     def close(self) -> None:
         """Give back what was opened; Spark stays with the process."""

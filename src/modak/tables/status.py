@@ -10,11 +10,13 @@ from typing import Any
 
 import psycopg
 
+from modak.catalog.mirrors import MirrorHealth, read_health
 from modak.catalog.records import OpRecord, StatusRow
 from modak.core.axis import Axis, TierKey
 from modak.core.errors import ModakError
 from modak.core.names import TableName
 from modak.core.states import PartitionState
+from modak.tables.fold.debt import debt_problem
 from modak.tables.observe import Observed, observe
 from modak.tables.site import Site
 from modak.tables.tiering.plan import survey
@@ -41,16 +43,32 @@ class TableStatus:
     last_operation: str
     problems: tuple[str, ...]
     metadata_location: str | None
+    mirror_frontier: str | None = None
+    mirror_lag_bytes: int | None = None
+    mirror_lag_seconds: float | None = None
+    slot_retained_bytes: int | None = None
+    """Mirrored: WAL that the server keeps for the table."""
 
 
 def collect(site: Site) -> tuple[TableStatus, ...]:
     """Look at every registered table."""
     rows = site.reader.status()
     with site.connect(autocommit=True) as conn:
-        return tuple(_status(site, conn, row) for row in rows)
+        health = read_health(conn)
+        return tuple(_status(site, conn, row, health.get(row.table_id)) for row in rows)
 
 
-def _status(site: Site, conn: psycopg.Connection[Any], row: StatusRow) -> TableStatus:
+def collect_one(site: Site, name: TableName) -> TableStatus | None:
+    """Look at one registered table."""
+    found = [row for row in site.reader.status() if row.name == name]
+    with site.connect(autocommit=True) as conn:
+        health = read_health(conn)
+        return _status(site, conn, found[0], health.get(found[0].table_id)) if found else None
+
+
+def _status(
+    site: Site, conn: psycopg.Connection[Any], row: StatusRow, health: MirrorHealth | None = None
+) -> TableStatus:
     observed, trouble = _observed(site, conn, row)
     lake = _lake_totals(site, row)
     history = site.reader.history(row.table_id, 1)
@@ -63,16 +81,20 @@ def _status(site: Site, conn: psycopg.Connection[Any], row: StatusRow) -> TableS
         retention_line=_literal(row.axis, row.retention_line),
         high_water=_literal(row.axis, state.high_water) if state else None,
         partitions=dict(row.partition_states),
-        heap_bytes=sum(leaf.bytes for leaf in observed.leaves.values()) if observed else 0,
+        heap_bytes=_heap_bytes(observed) if observed else 0,
         lake_bytes=lake.get("total-files-size", 0),
         lake_files=lake.get("total-data-files", 0),
         lake_rows=lake.get("total-records", 0),
-        lag=_lag(observed) if observed else None,
+        lag=mirror_lag(health) if health else _lag(observed) if observed else None,
         delta_backlog=row.delta_backlog,
         pins=row.read_pins,
         last_operation=_operation(history[0]) if history else "",
-        problems=(*trouble, *_problems(row, observed)),
+        problems=(*trouble, *_problems(site, row, observed), *_mirror_problems(site, health)),
         metadata_location=row.metadata_location,
+        mirror_frontier=row.mirror_frontier,
+        mirror_lag_bytes=health.lag_bytes if health else None,
+        mirror_lag_seconds=health.lag_seconds if health else None,
+        slot_retained_bytes=health.retained_bytes if health else None,
     )
 
 
@@ -84,13 +106,52 @@ def _observed(site: Site, conn: psycopg.Connection[Any], row: StatusRow) -> tupl
         return None, (f"{error.message} {error.hint}".strip(),)
 
 
-def _problems(row: StatusRow, observed: Observed | None) -> Iterator[str]:
+def _problems(site: Site, row: StatusRow, observed: Observed | None) -> Iterator[str]:
     if observed is not None:
         if observed.state.frozen:
             yield observed.state.frozen
-        yield from (finding.message for finding in survey(observed.state))
+        if row.cutline_t is not None:
+            yield from (finding.message for finding in survey(observed.state))
+    if row.copying:
+        yield f"its first copy has not landed; run the same register command again: {_copied(site, row)}"
+    debt = debt_problem(row.delta_backlog, site.settings.corrections.delta_backlog_warn_rows)
+    if debt:
+        yield debt
     if row.last_error:
         yield f"last error: {row.last_error}"
+
+
+def mirror_lag(health: MirrorHealth) -> str:
+    """How far a mirror is behind: WAL that is not in the lake yet, and how long ago the lake had everything."""
+    return f"{health.lag_bytes:,} bytes, {health.lag_seconds:.0f} s"
+
+
+def _mirror_problems(site: Site, health: MirrorHealth | None) -> Iterator[str]:
+    if health is None:
+        return
+    if health.error:
+        yield f"the mirror stands still since {health.failing_since:%Y-%m-%d %H:%M:%S}: {health.error}"
+    if health.paused:
+        yield f"the mirror is paused: {health.paused} Set MODAK_SLOT_POLICY to warn or reanchor to go on."
+    limit = site.settings.mirror.slot_warn_bytes
+    if health.retained_bytes > limit:
+        yield f"its replication slot keeps {health.retained_bytes:,} bytes of WAL, more than {limit:,}"
+
+
+def _heap_bytes(observed: Observed) -> int:
+    if observed.heap.partition_strategy is None:
+        return observed.heap.bytes
+    return sum(leaf.bytes for leaf in observed.leaves.values())
+
+
+def _copied(site: Site, row: StatusRow) -> str:
+    with site.connect(autocommit=True) as conn:
+        found = conn.execute(
+            "SELECT count(*) FILTER (WHERE state = 'committed'), count(*) FROM modak.copy_progress WHERE table_id = %s",
+            (row.table_id,),
+        ).fetchone()
+    done, total = found or (0, 0)
+    return f"{done} of {total} chunks are there" if total else "no chunk is there yet"
 
 
 def _lag(observed: Observed) -> str | None:

@@ -8,11 +8,12 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import structlog
 
-from modak.catalog import spill
+from modak.catalog import oplock, spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import OpRecord, TableState
 from modak.catalog.write import CatalogWriter
@@ -21,12 +22,49 @@ from modak.core.faults import reach
 from modak.core.ids import OpId
 from modak.core.names import TableName
 from modak.core.states import OpPhase
+from modak.core.underway import is_under_way
 from modak.lake.changes import Range
 from modak.lake.model import attempt_folder, data_folder, metadata_stem
 from modak.storage.store import normal
 from modak.tables.site import Site
 
 log = structlog.get_logger()
+
+
+COPY = "copy"
+"""The kind of operation that a first copy journals."""
+
+
+@contextmanager
+def copying_alone(site: Site, table_id: int) -> Iterator[None]:
+    """One process at a time copies a table; the lock ends with the process."""
+    with site.connect(autocommit=True) as conn:
+        row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (_copy_lock(table_id),)).fetchone()
+        if not (row and row[0]):
+            raise Conflict(
+                "copy.running",
+                "Another process copies this table right now.",
+                hint="Let it finish, or stop it and run the same command again.",
+                retryable=True,
+            )
+        try:
+            yield
+        finally:
+            # Not left to the end of the session, which the server notices a moment later.
+            if not conn.closed:
+                conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (_copy_lock(table_id),))
+
+
+def _is_copying(site: Site, table_id: int) -> bool:
+    with site.connect(autocommit=True) as conn:
+        row = conn.execute(
+            "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", (_copy_lock(table_id),)
+        ).fetchone()
+        return not (row and row[0])
+
+
+def _copy_lock(table_id: int) -> str:
+    return f"modak copy {table_id}"
 
 
 def discard_attempt(site: Site, location: str, op_id: OpId, attempt: int) -> int:
@@ -49,16 +87,20 @@ def discard_operation(site: Site, location: str, op: OpRecord) -> int:
 def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
     """Remove what a landed operation left over; while a pin needs some of it, the operation stays unfinished."""
     if op.kind == "register":
-        if open_spill(site, state.table.name):
+        if state.cutline.t is None or open_spill(site, state.table.name):
             Journal(writer).finish(op.op_id)
         return 0
+    if op.cleanup.get("withdraw"):
+        from modak.tables.mirror.replication import withdraw
+
+        withdraw(site, op.cleanup["withdraw"])
     removed = 0
     if not op.cleanup.get("tidied"):
         removed += _tidy_folders(site, state, op)
     pinned = {normal(pin.metadata_location) for pin in state.pins} | {normal(state.cutline.metadata_location)}
     obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if normal(uri) not in pinned]
     removed += _delete(site, obsolete)
-    removed += _delete(site, op.cleanup.get("expired", ()))
+    removed += _delete(site, [*op.cleanup.get("expired", ()), *op.cleanup.get("freed", ())])
     if len(obsolete) == len(op.cleanup.get("obsolete", ())) and not op.cleanup.get("tagged"):
         Journal(writer).finish(op.op_id)
     elif not op.cleanup.get("tidied"):
@@ -123,13 +165,16 @@ def _delete(site: Site, uris: Iterable[str]) -> int:
 
 
 def _stray_data(site: Site, state: TableState, op: OpRecord) -> list[str]:
-    """Files of tasks that Spark ran twice: in the operation's folder, but not in its snapshot."""
+    """Files of the operation's folder that its snapshot does not have: of tasks that Spark ran twice, keys, …"""
+    if op.cleanup.get("exact"):
+        return []
     listed = {entry.uri for entry in site.store.list(data_folder(state.table.location, op.op_id))}
     snapshot = op.cleanup.get("snapshot")
-    if not listed or snapshot is None:
-        return []
-    rows = Range(state.table.tier_key, op.plan.get("cut_from"), op.plan.get("cut_to"))
-    kept = {normal(found.file.path) for found in site.lake.files(state.table.lake, int(snapshot), rows=rows)}
+    kept: set[str] = set()
+    if listed and snapshot is not None:
+        rows = Range(state.table.tier_key, op.plan.get("cut_from"), op.plan.get("cut_to"))
+        for found in site.lake.files(state.table.lake, int(snapshot), rows=rows):
+            kept.update(normal(path) for path in (found.file.path, *(vector.path for vector in found.vectors)))
     return sorted(uri for uri in listed if normal(uri) not in kept)
 
 
@@ -139,11 +184,37 @@ def _metadata_of(site: Site, location: str, op_id: OpId, attempt: int) -> list[s
     return [e.uri for e in site.store.list(f"{location}/metadata/") if ending in e.uri.rpartition("/")[2]]
 
 
-def finish_operations(site: Site, writer: CatalogWriter, state: TableState) -> list[tuple[OpRecord, int]]:
-    """Deal with every operation of a table that has not ended: tidy what landed, undo what did not."""
+def give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, error: ModakError) -> None:
+    """After a failure that is not a crash: clean up now. If even that fails, the journal does it in the next cycle."""
+    try:
+        op = site.reader.op(op_id)
+        if op is None or op.landed or Journal(writer).landed(op_id):
+            return
+        discard_operation(site, location, op)
+        Journal(writer).abandon(op_id, op.phase, f"{error.code}: {error.message}")
+    except ModakError as another:
+        log.warning("tidy.deferred", op=op_id, because=another.code)
+
+
+def _is_somebody_at(site: Site, state: TableState, op: OpRecord, copying: bool) -> bool:
+    """Whether another thread or a command works on an operation right now."""
+    if is_under_way(op.op_id) or (op.kind in oplock.OWNED and oplock.is_held(site.dsn, op.op_id)):
+        return True
+    return op.kind == COPY and not copying and _is_copying(site, state.table.table_id)
+
+
+def finish_operations(
+    site: Site, writer: CatalogWriter, state: TableState, *, copying: bool = False
+) -> list[tuple[OpRecord, int]]:
+    """Deal with every operation of a table that has not ended: tidy what landed, undo what did not.
+
+    A first copy runs in a command of its own, beside the daemon; who is not that command lets it work.
+    """
     handled: list[tuple[OpRecord, int]] = []
     journal = Journal(writer)
     for op in state.unfinished:
+        if _is_somebody_at(site, state, op, copying):
+            continue
         if op.landed or journal.landed(op.op_id):
             current = site.reader.op(op.op_id) or op
             if current.phase is OpPhase.COMMITTED:

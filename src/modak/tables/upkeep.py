@@ -19,8 +19,9 @@ from modak.core.errors import ModakError
 from modak.core.ids import new_op_id
 from modak.core.names import TableName
 from modak.core.states import OpPhase
+from modak.core.underway import working
 from modak.lake.changes import Change, ExpireSnapshots
-from modak.lake.model import LakeTable, Prepared, Snapshot
+from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot
 from modak.tables.landing import Changes, land
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations
@@ -40,7 +41,7 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
         return False
     try:
         # No change of its own: every commit drops the tags that have become stale.
-        _commit(site, writer, state, "untag", lambda _lake, _state: ())
+        commit_aside(site, writer, state, "untag", lambda _lake, _state: ())
     except ModakError as error:
         if error.code != "lake.nothing_changed":
             raise
@@ -64,7 +65,7 @@ def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
     def changes(now: LakeTable, current: TableState) -> Sequence[Change]:
         return [ExpireSnapshots(surplus(site.lake.snapshots(now), limit, kept_snapshots(now, current)))]
 
-    _commit(site, writer, state, "expire", changes)
+    commit_aside(site, writer, state, "expire", changes)
     finish_operations(site, writer, site.reader.state(name))
     log.info("lake.snapshots_expired", table=str(name), snapshots=len(going))
     return len(going)
@@ -77,13 +78,17 @@ def surplus(snapshots: Sequence[Snapshot], limit: int, kept: set[int]) -> tuple[
 
 
 def kept_snapshots(lake: LakeTable, state: TableState) -> set[int]:
-    """Snapshots that must stay: the published one, the current one, pinned and tagged ones."""
+    """Snapshots that must stay: published, current, pinned and tagged ones, and what an operation in flight reads."""
     pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
     current = {s for s in (lake.snapshot_id, state.cutline.snapshot_id) if s is not None}
-    return pinned | current | set(lake.tags.values())
+    read = {int(op.plan["base"]) for op in state.unfinished if not op.landed and op.plan.get("base") is not None}
+    # Every commit drops the tags of pins that are gone, and what they kept may go with it.
+    tagged = {kept for tag, kept in lake.tags.items() if not tag.startswith(PIN_TAG) or kept in pinned}
+    return pinned | current | read | tagged
 
 
-def _commit(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:
+def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:
+    """A commit that moves nothing but S and its pointer."""
     op_id = new_op_id(site.clock)
     Journal(writer).begin(op_id, state.table.table_id, kind, {})
 
@@ -91,11 +96,12 @@ def _commit(site: Site, writer: CatalogWriter, state: TableState, kind: str, cha
         becomes = replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id)
         tx.move(now.cutline, becomes)
 
-    try:
-        land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, kind)
-    except ModakError as error:
-        op = site.reader.op(op_id)
-        if op is not None and not Journal(writer).landed(op_id):
-            discard_operation(site, state.table.location, op)
-            Journal(writer).abandon(op_id, op.phase, error.code)
-        raise
+    with working(op_id):
+        try:
+            land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, kind)
+        except ModakError as error:
+            op = site.reader.op(op_id)
+            if op is not None and not Journal(writer).landed(op_id):
+                discard_operation(site, state.table.location, op)
+                Journal(writer).abandon(op_id, op.phase, error.code)
+            raise

@@ -39,6 +39,8 @@ class Preflight:
     partitions: int
     rows: int
     bytes: int
+    wal_bytes: int = 0
+    """Mirrored: about so much WAL the server keeps while the first copy runs."""
 
     @property
     def seconds(self) -> float:
@@ -65,18 +67,19 @@ class Shape:
     width: Width | None
     layout: Layout
     columns: tuple[MappedColumn, ...]
-    cut_line: TierKey
+    cut_line: TierKey | None
+    """Where it begins; none for a mirrored table whose heap keeps everything."""
 
 
 def inspect(
     table: PgTable, request: RegisterRequest, existing: LakeTable | None, default_rows: bool
 ) -> tuple[Preflight, Shape | None]:
     """Find everything wrong; the shape is there only when nothing is."""
-    problems = [*_problems(table, request, default_rows), *_lake_problems(request, existing)]
+    problems = [*_problems(table, request, default_rows), *lake_problems(request, existing)]
     grid = bounded(table)
     preflight = Preflight(
         tuple(problems),
-        tuple(_notes(table, existing)),
+        tuple(notes(table, existing)),
         len(grid),
         round(sum(max(leaf.rows_estimate, 0) for leaf in grid)),
         sum(leaf.bytes for leaf in grid),
@@ -105,16 +108,22 @@ def map_columns(table: PgTable, numeric_as: str, keys: frozenset[str]) -> tuple[
     return mapped, problems
 
 
+def column_problems(table: PgTable, request: RegisterRequest) -> Iterator[Problem]:
+    """Columns that are named, but not there."""
+    here = [column.name for column in table.columns]
+    for name in dict.fromkeys((*request.pk, request.tier_key)):
+        if name not in here:
+            known = ", ".join(quote(column) for column in here)
+            yield Problem("register.no_column", f"There is no column {quote(name)}.", f"Columns are: {known}.")
+
+
 def _problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> Iterator[Problem]:
     by_name = {column.name: column for column in table.columns}
-    for name in dict.fromkeys((*request.pk, request.tier_key)):
-        if name not in by_name:
-            known = ", ".join(quote(column) for column in by_name)
-            yield Problem("register.no_column", f"There is no column {quote(name)}.", f"Columns are: {known}.")
-    yield from _grid_problems(table, request, default_rows)
-    yield from _key_problems(table, request, by_name)
+    yield from column_problems(table, request)
+    yield from grid_problems(table, request, default_rows)
+    yield from key_problems(table, request, by_name)
     yield from map_columns(table, request.numeric_as, frozenset())[1]
-    yield from _name_problems(table)
+    yield from name_problems(table)
     if not {"owner", "owner_of_partitions"} <= table.privileges:
         yield Problem(
             "register.privileges",
@@ -122,6 +131,13 @@ def _problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> I
             " so it cannot add triggers or drop partitions.",
             f"Run: GRANT {quote(table.owner)} TO <the worker's role>.",
         )
+    yield from schema_problem(table)
+    if not request.keep_heap:
+        yield from foreign_key_problem(table, "Drop those foreign keys, or keep the heap with --keep-heap.")
+
+
+def schema_problem(table: PgTable) -> Iterator[Problem]:
+    """Partitions are made beside the table."""
     if not {"create_in_schema", "usage_of_schema"} <= table.privileges:
         schema = quote(table.name.schema)
         yield Problem(
@@ -129,20 +145,27 @@ def _problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> I
             f"The worker's role may not create partitions in schema {schema}.",
             f"Run: GRANT CREATE ON SCHEMA {schema} TO <the worker's role>.",
         )
-    if table.inbound_foreign_keys and not request.keep_heap:
+
+
+def foreign_key_problem(table: PgTable, hint: str) -> Iterator[Problem]:
+    """What other tables refer to cannot leave the heap."""
+    if table.inbound_foreign_keys:
         yield Problem(
             "register.foreign_keys",
             f"Other tables refer to it ({', '.join(table.inbound_foreign_keys)}), so partitions cannot be dropped.",
-            "Drop those foreign keys, or keep the heap with --keep-heap.",
+            hint,
         )
 
 
-def _grid_problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> Iterator[Problem]:
+def grid_problems(table: PgTable, request: RegisterRequest, default_rows: bool) -> Iterator[Problem]:
+    """What keeps partitions from aging."""
+    kept = request.mode == "mirrored"
     if table.partition_strategy != "range":
         found = f"partitioned by {table.partition_strategy}" if table.partition_strategy else "not partitioned"
         yield Problem(
             "register.not_partitioned",
-            f"The table is {found}; a tiered table needs PARTITION BY RANGE on its tier key.",
+            f"The table is {found}; {'--heap-retention' if kept else 'a tiered table'} needs PARTITION BY RANGE on its"
+            " tier key.",
         )
         return
     if table.partition_columns != (request.tier_key,):
@@ -171,7 +194,8 @@ def _grid_problems(table: PgTable, request: RegisterRequest, default_rows: bool)
         )
 
 
-def _key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, PgColumn]) -> Iterator[Problem]:
+def key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, PgColumn]) -> Iterator[Problem]:
+    """What keeps rows from being known by their key."""
     identity = {*request.pk, request.tier_key}
     tier = by_name.get(request.tier_key)
     if tier is not None and axis_of(tier.type) is None:
@@ -201,7 +225,8 @@ def _key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, P
             yield Problem("register.key_null", f"Key column {quote(name)} may be NULL.", "Set it NOT NULL.")
 
 
-def _lake_problems(request: RegisterRequest, existing: LakeTable | None) -> Iterator[Problem]:
+def lake_problems(request: RegisterRequest, existing: LakeTable | None) -> Iterator[Problem]:
+    """What is wrong with a lake table that was left behind."""
     if existing is not None and existing.layout.column not in (None, request.tier_key):
         yield Problem(
             "register.lake_differs",
@@ -210,7 +235,8 @@ def _lake_problems(request: RegisterRequest, existing: LakeTable | None) -> Iter
         )
 
 
-def _name_problems(table: PgTable) -> Iterator[Problem]:
+def name_problems(table: PgTable) -> Iterator[Problem]:
+    """Names, persistence and policies that the lake cannot follow."""
     if "." in table.name.schema or "." in table.name.name:
         yield Problem(
             "register.dotted_name", f"A dot in a name ({table.name}) cannot be told from a namespace in the lake."
@@ -227,7 +253,8 @@ def _name_problems(table: PgTable) -> Iterator[Problem]:
         )
 
 
-def _notes(table: PgTable, existing: LakeTable | None) -> Iterator[str]:
+def notes(table: PgTable, existing: LakeTable | None) -> Iterator[str]:
+    """What somebody should know, though it forbids nothing."""
     if existing is not None:
         yield f"The lake table at {existing.location} exists and is taken over with the rows it has."
     for leaf in table.leaves:

@@ -6,13 +6,13 @@ layout of an existing lake table is never touched.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import structlog
 
 from modak.catalog import spill
 from modak.catalog.journal import Journal
-from modak.catalog.records import Cutline, TableConfig, TableRecord
+from modak.catalog.records import Cutline, NewPartition, Profile, TableConfig, TableRecord
 from modak.catalog.write import CatalogWriter
 from modak.core.axis import Width
 from modak.core.errors import ModakError, Refused
@@ -22,10 +22,14 @@ from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.lake.model import LakeName, LakeTable, Prepared, attempt_folder
 from modak.postgres.describe import PgTable, describe
+from modak.storage.uri import normal
 from modak.tables.evolve import column_property
+from modak.tables.mirror.leaves import as_partitions, bounded_leaves
+from modak.tables.mirror.preflight import MODE, PLAIN_MIRROR, RETAINING_MIRROR, inspect_mirror, look
 from modak.tables.observe import holds_rows, new_partition
 from modak.tables.registration.preflight import Preflight, Shape, bounded, inspect
-from modak.tables.registration.request import RegisterRequest, check_available, check_flags, length
+from modak.tables.registration.request import CHUNK_ROWS, RegisterRequest, check_flags, length
+from modak.tables.retention.plan import RETENTION_LINE
 from modak.tables.site import Site
 from modak.tables.tidy import discard_attempt, finish_purges, open_spill
 
@@ -46,6 +50,9 @@ class Registered:
     width: str
     location: str
     transparent_writes: bool
+    rows_copied: int | None = None
+    """Mirrored: rows that this run has brought into the lake."""
+    mode: str = "tiered"
 
 
 def preflight(site: Site, request: RegisterRequest) -> Preflight:
@@ -57,11 +64,13 @@ def preflight(site: Site, request: RegisterRequest) -> Preflight:
 def register(site: Site, request: RegisterRequest) -> Registered:
     """Bring a table into the house, or find it there already as asked."""
     check_flags(request)
-    check_available(request)
     heap, existing, found, shape = _inspect(site, request)
     known = site.reader.table(request.table)
     if known is not None:
-        _refuse_differences(known, request, heap)
+        profile = next(one.name for one in site.reader.profiles() if one.profile_id == known.profile_id)
+        _refuse_differences(known, profile, request, heap)
+        if known.mode == "mirrored":
+            return _anchored(site, known, found, created=False)
         open_spill(site, request.table)
         return _registered(site, known, found, created=False)
     found.refuse_if_wrong(request.table)
@@ -69,18 +78,34 @@ def register(site: Site, request: RegisterRequest) -> Registered:
     _create(site, request, heap, existing, shape)
     record = site.reader.table(request.table)
     assert record is not None
-    log.info(
-        "register.done", table=str(request.table), cut_line=shape.axis.literal(shape.cut_line), location=record.location
-    )
+    cut_line = None if shape.cut_line is None else shape.axis.literal(shape.cut_line)
+    log.info("register.done", table=str(request.table), cut_line=cut_line, location=record.location)
+    if record.mode == "mirrored":
+        return _anchored(site, record, found, created=True)
     return _registered(site, record, found, created=True)
+
+
+def _anchored(site: Site, record: TableRecord, found: Preflight, *, created: bool) -> Registered:
+    """A mirrored table is not taken in before its rows are in the lake; running it again goes on with that."""
+    from modak.tables.mirror.anchor import anchor
+
+    if site.reader.state(record.name).cutline.t is not None:
+        open_spill(site, record.name)
+    rows = anchor(site, record.name)
+    done = _registered(site, record, found, created=created)
+    return replace(done, rows_copied=rows)
 
 
 def _inspect(site: Site, request: RegisterRequest) -> tuple[PgTable, LakeTable | None, Preflight, Shape | None]:
     with site.connect(autocommit=True) as conn:
         heap = describe(conn, request.table, request.tier_key)
         default_rows = any(holds_rows(conn, leaf) for leaf in heap.leaves if leaf.is_default)
+        server = look(conn, heap) if request.mode == "mirrored" else None
     existing = _lake_table(site, request)
-    found, shape = inspect(heap, request, existing, default_rows)
+    if server is not None:
+        found, shape = inspect_mirror(heap, request, existing, default_rows, server)
+    else:
+        found, shape = inspect(heap, request, existing, default_rows)
     return heap, existing, found, shape
 
 
@@ -114,21 +139,36 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
         with writer.transaction(op_id) as tx:
             if prepared is not None:
                 tx.publish(prepared)
-            tx.register(config, line, [new_partition(leaf) for leaf in bounded(heap)])
+            tx.register(config, line, _partitions(site, request, heap))
         reach("register.committed")
     except ModakError as error:
         _give_up(site, writer, config.location, op_id, error)
         raise
-    if open_spill(site, request.table):
+    if shape.cut_line is None or open_spill(site, request.table):
         Journal(writer).finish(op_id)
 
 
+def _partitions(site: Site, request: RegisterRequest, heap: PgTable) -> list[NewPartition]:
+    if request.mode == "tiered":
+        return [new_partition(leaf) for leaf in bounded(heap)]
+    with site.connect(autocommit=True) as conn:
+        leaves = as_partitions(bounded_leaves(conn, heap), heap)
+    aging = {leaf.oid for leaf in bounded(heap)}
+    return leaves if request.heap_retention is None else [leaf for leaf in leaves if leaf.leaf_oid in aging]
+
+
 def _prepare(site: Site, config: TableConfig, heap: PgTable, shape: Shape, op_id: OpId) -> Prepared:
-    properties = {**site.settings.lake.props, **column_property(heap), FIRST_FLOOR: str(shape.cut_line)}
+    properties = {**site.settings.lake.props, **column_property(heap)}
+    if shape.cut_line is not None:
+        properties[FIRST_FLOOR] = str(shape.cut_line)
+    if config.mode == "mirrored":
+        properties[MODE] = PLAIN_MIRROR if config.heap_retention is None else RETAINING_MIRROR
     wanted = {key: value for key, value in properties.items() if not key.startswith(("iceberg.catalog.", "hadoop."))}
     reach("register.before_prepare")
     columns = [mapped.column for mapped in shape.columns]
-    prepared = site.lake.prepare_create(config.lake, columns, shape.layout, wanted, op_id, attempt=1)
+    prepared = site.lake.prepare_create(
+        config.lake, columns, shape.layout, wanted, op_id, attempt=1, location=config.location
+    )
     reach("register.prepared")
     return prepared
 
@@ -138,35 +178,65 @@ def _config(
 ) -> TableConfig:
     numbers = {column.name: column.attnum for column in heap.columns}
     name = lake_name(site, request)
+    profile = _profile(site, request, existing)
     return TableConfig(
         name=request.table,
         relid=heap.oid,
-        mode="tiered",
+        mode="mirrored" if request.mode == "mirrored" else "tiered",
         pk_columns=request.pk,
         pk_attnums=tuple(numbers[column] for column in request.pk),
         tier_key=request.tier_key,
         tier_attnum=numbers[request.tier_key],
         axis=shape.axis,
         width=shape.width,
-        profile_id=site.reader.profile(request.profile).profile_id,
+        profile_id=profile.profile_id,
         lake=name,
-        location=existing.location if existing else site.lake.location(name),
+        location=existing.location if existing else site.lake.location(name, site.root_of(profile.profile_id)),
         layout=asdict(existing.layout if existing else shape.layout),
         keep_heap=request.keep_heap,
+        heap_retention=length(request.heap_retention, shape.axis, "--heap-retention"),
         lake_retention=length(request.lake_retention, shape.axis, "--lake-retention"),
+        chunk_rows=(request.chunk_rows or CHUNK_ROWS) if request.mode == "mirrored" else None,
         numeric_as=request.numeric_as,
     )
+
+
+def _profile(site: Site, request: RegisterRequest, existing: LakeTable | None) -> Profile:
+    """The profile that is asked for; a lake table that was left behind stays on the one that it lies on."""
+    asked = site.reader.profile(request.profile)
+    if existing is None:
+        return asked
+    roots = {profile.profile_id: site.keys[profile.profile_id] for profile in site.reader.profiles()}
+    if roots[asked.profile_id].holds(normal(existing.location)):
+        return asked
+    fitting = [one for one in site.reader.profiles() if roots[one.profile_id].holds(normal(existing.location))]
+    if request.profile is not None or not fitting:
+        raise Refused(
+            "register.elsewhere",
+            f"The lake table of {request.table} lies in {existing.location}, not on profile {asked.name}.",
+            hint=f"Register it with --profile {fitting[0].name}." if fitting else "Create a profile for that place.",
+        )
+    return max(fitting, key=lambda one: len(roots[one.profile_id].root))
 
 
 def _first_line(shape: Shape, prepared: Prepared | None, existing: LakeTable | None) -> Cutline:
     if existing is not None:
         # History reaches as far back as it did before, although its partitions have left the heap long ago.
-        floor = int(existing.properties.get(FIRST_FLOOR, shape.cut_line))
-        return Cutline(
+        taken = Cutline(
             table_id=0,
-            t=shape.cut_line,
+            t=None,
             snapshot_id=existing.snapshot_id,
             metadata_location=existing.metadata_location,
+        )
+        if shape.cut_line is None:
+            return taken
+        floor = int(existing.properties.get(FIRST_FLOOR, shape.cut_line))
+        expired = existing.properties.get(RETENTION_LINE)
+        return replace(
+            taken,
+            t=shape.cut_line,
+            # What has expired stays so, except where the heap has partitions again.
+            retention_line=None if expired is None else min(int(expired), shape.cut_line),
             first_floor=min(floor, shape.cut_line),
         )
     assert prepared is not None
@@ -185,18 +255,21 @@ def _give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, erro
         log.warning("register.cleanup_deferred", op=op_id, because=another.code)
 
 
-def _refuse_differences(known: TableRecord, request: RegisterRequest, heap: PgTable) -> None:
+def _refuse_differences(known: TableRecord, profile: str, request: RegisterRequest, heap: PgTable) -> None:
     wanted_width = length(request.partition_width, known.axis, "--partition-width")
     current_width = known.width.amount if known.width and not known.width.months else None
     pairs = {
         "--pk": (",".join(known.pk_columns), ",".join(request.pk)),
         "--tier-key": (known.tier_key, request.tier_key),
         "--mode": (known.mode, request.mode),
+        "--profile": (profile, request.profile or profile),
         "--keep-heap": (known.keep_heap, request.keep_heap),
         "--lake-retention": (known.lake_retention, length(request.lake_retention, known.axis, "--lake-retention")),
         "--heap-retention": (known.heap_retention, length(request.heap_retention, known.axis, "--heap-retention")),
         "--numeric-as": (known.numeric_as, request.numeric_as),
     }
+    if request.mode == "mirrored":
+        pairs["--chunk-rows"] = (known.chunk_rows, request.chunk_rows or CHUNK_ROWS)
     if wanted_width is not None:
         pairs["--partition-width"] = (current_width or 0, wanted_width)
     differing = [f"{flag} is {old!r}, not {new!r}" for flag, (old, new) in pairs.items() if old != new]
@@ -219,7 +292,8 @@ def _registered(site: Site, record: TableRecord, found: Preflight, *, created: b
         transparent = spill.find(conn, record.table_id) is not None
     line = site.reader.cutline(record.table_id)
     cut_line = "" if line is None or line.t is None else record.axis.literal(line.t)
-    return Registered(record.name, created, found, cut_line, _width(record.width), record.location, transparent)
+    width = _width(record.width)
+    return Registered(record.name, created, found, cut_line, width, record.location, transparent, mode=record.mode)
 
 
 def _width(width: Width | None) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from modak.core.axis import Axis
-from modak.core.errors import ModakError, UsageError
+from modak.core.errors import UsageError
 from modak.core.names import TableName
 
 MODES = ("tiered", "mirrored")
+CHUNK_ROWS = 50_000
+"""Rows per chunk of a first copy, unless --chunk-rows says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +48,43 @@ def check_flags(request: RegisterRequest) -> None:
         raise UsageError("usage.pk", "--pk names no column.", hint="Write --pk id, or --pk tenant_id,device_id.")
     if len(set(request.pk)) != len(request.pk):
         raise UsageError("usage.pk", "--pk names a column twice.")
+    _refuse(tuple(_contradictions(request)))
+    if request.chunk_rows is not None and request.chunk_rows < 1:
+        raise UsageError("usage.chunk_rows", "--chunk-rows must be at least 1.")
+    numeric_rule(request.numeric_as)
+
+
+def _contradictions(request: RegisterRequest) -> Iterator[UsageError]:
     tiered_only = {"--lake-retention": request.lake_retention, "--keep-heap": request.keep_heap or None}
     mirrored_only = {"--heap-retention": request.heap_retention, "--chunk-rows": request.chunk_rows}
     wrong = tiered_only if request.mode == "mirrored" else mirrored_only
     for flag, value in wrong.items():
         if value is not None:
             needed = "tiered" if request.mode == "mirrored" else "mirrored"
-            raise UsageError("usage.mode_flag", f"{flag} is for {needed} tables only.", hint=f"Leave out {flag}.")
+            yield UsageError("usage.mode_flag", f"{flag} is for {needed} tables only.", hint=f"Leave out {flag}.")
     if request.keep_heap and request.lake_retention is not None:
-        raise UsageError(
+        yield UsageError(
             "usage.keep_heap",
             "--keep-heap and --lake-retention exclude each other: keep-heap deletes nothing anywhere.",
             hint="Choose one.",
         )
-    if request.lake_retention is not None and request.partition_width == "0":
-        raise UsageError(
+    if request.lake_retention is not None and _is_zero(request.partition_width):
+        yield UsageError(
             "usage.width", "--lake-retention needs a partition width.", hint="Leave out --partition-width 0."
         )
-    if request.chunk_rows is not None and request.chunk_rows < 1:
-        raise UsageError("usage.chunk_rows", "--chunk-rows must be at least 1.")
-    numeric_rule(request.numeric_as)
 
 
-def check_available(request: RegisterRequest) -> None:
-    """Say plainly which parts of the promise have not landed yet."""
-    later = {
-        "--mode mirrored": request.mode == "mirrored",
-        "--keep-heap": request.keep_heap,
-        "--lake-retention": request.lake_retention is not None,
-        "--profile": request.profile not in (None, "default"),
-    }
-    for flag, asked in later.items():
-        if asked:
-            raise ModakError("not_yet", f"{flag} is not yet available in this version.", hint="Nothing was changed.")
+def _refuse(wrong: tuple[UsageError, ...]) -> None:
+    """Say everything that contradicts at once."""
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        lines = "\n".join(f"  - {error.message} {error.hint}" for error in wrong)
+        raise UsageError("usage.flags", f"These flags do not go together:\n{lines}", hint="Nothing was changed.")
+
+
+def _is_zero(width: str | None) -> bool:
+    return width is not None and Axis.TIMESTAMPTZ.span(width) == 0
 
 
 def numeric_rule(text: str) -> NumericRule:

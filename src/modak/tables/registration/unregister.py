@@ -20,6 +20,7 @@ from modak.core.faults import reach
 from modak.core.ids import new_op_id
 from modak.core.names import TableName
 from modak.core.states import OpPhase, PartitionState
+from modak.tables.mirror.replication import plan_withdrawal, withdraw
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, purge
 
@@ -53,6 +54,13 @@ def unregister(
             f"{lost} correction{'s' if lost > 1 else ''} of {name} would be lost: only modak.delta has them.",
             hint="Keep the table registered until they are in the lake, or give them up with --discard-corrections.",
         )
+    if state.staged_loads and not drop_lake and not discard_corrections:
+        raise Refused(
+            "unregister.staged_loads",
+            f"{state.staged_loads} staged loads of {name} would be lost: they are not in the lake yet.",
+            hint="Keep the table registered until the daemon has adopted them, or give them up with"
+            " --discard-corrections.",
+        )
     _remove_triggers(site, state)
     op_id = new_op_id(site.clock)
     location = state.table.location
@@ -60,13 +68,19 @@ def unregister(
     Journal(writer).begin(op_id, state.table.table_id, "unregister", plan, [location] if drop_lake else [])
     Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED)
     lake = site.lake.load(state.table.lake) if drop_lake else None
+    followed = plan_withdrawal(site, state.table) if state.table.mode == "mirrored" else None
     with writer.transaction(op_id) as tx:
         tx.unregister(state.table.table_id)
         if lake is not None:
             tx.unpublish(state.table.lake, lake.metadata_location)
         if drop_lake:
             tx.tidy_later(purge=location)
+        if followed is not None:
+            # Only now: a worker that finds the slot of a registered table gone makes a new one.
+            tx.tidy_later(withdraw=followed)
     reach("unregister.committed")
+    if followed is not None:
+        withdraw(site, followed)
     landed = site.reader.op(op_id)
     assert landed is not None
     removed = 0

@@ -1,9 +1,10 @@
 """From heap pages to Parquet files: the step in which rows move.
 
 The driver cuts the sealed leaves into ctid ranges of roughly equal bytes, all read under one exported snapshot, and
-hands them to Spark tasks. A task streams Arrow batches out of Postgres (COPY binary), decodes them column by column
-and writes its own files; what comes back is a few hundred bytes of JSON per file. Memory per task is bounded by one
-batch and one row group, whatever the size of the partition; the driver holds one entry per file.
+hands them to Spark tasks; a few megabytes it moves by itself, in less time than a task takes to start. A task streams
+Arrow batches out of Postgres (COPY binary), decodes them column by column and writes its own files; what comes back is
+a few hundred bytes of JSON per file. Memory per task is bounded by one batch and one row group, whatever the size of
+the partition; the driver holds one entry per file.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 SPLIT_BYTES = 256 << 20
 """Heap bytes per task: each task costs a tenth of a second, so splits are large."""
+DRIVER_BYTES = 4 << 20
+"""Up to so many heap bytes no Spark is needed: some ten thousand rows, a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,22 @@ def plan_splits(source: Source, op_id: OpId, snapshot: str, cores: int) -> tuple
     return tuple(splits)
 
 
-def export(
-    splits: Sequence[Split], spark: SparkSession, on_progress: Callable[[int, int], None] | None = None
-) -> Exported:
-    """Run the splits as Spark tasks and gather what they wrote."""
-    from modak.spark.distribute import distribute
+def fits_driver(source: Source) -> bool:
+    """Whether the leaves are so small that Spark tasks would cost more than the work."""
+    return sum(leaf.bytes for leaf in source.leaves) <= DRIVER_BYTES
 
+
+def export(
+    splits: Sequence[Split], spark: SparkSession | None, on_progress: Callable[[int, int], None] | None = None
+) -> Exported:
+    """Run the splits as Spark tasks, or in this process where there is no session, and gather what they wrote."""
     reach("export.before_tasks")
-    written = distribute(spark, write_split, splits, on_progress=on_progress)
+    if spark is None:
+        written = [write_split(split) for split in splits]
+    else:
+        from modak.spark.distribute import distribute
+
+        written = distribute(spark, write_split, splits, on_progress=on_progress)
     reach("export.after_tasks")
     return Exported(tuple(file for files in written for file in files))
 

@@ -31,7 +31,7 @@ from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations
 from modak.tables.tiering.commit import Evidence, commit, replace_range
-from modak.tables.tiering.export import Exported, Source, export, plan_splits
+from modak.tables.tiering.export import Exported, Source, export, fits_driver, plan_splits
 from modak.tables.tiering.plan import TieringPlan
 from modak.tables.tiering.seal import seal
 
@@ -108,7 +108,7 @@ def _export_and_publish(
         _note_export(site, writer, record, plan, op_id, snapshot.held)
         exported = _export(site, plan, source(snapshot.held), op_id, snapshot.id)
         snapshot.check()
-        evidence = Evidence(tuple(leaf.oid for leaf in leaves), snapshot.pg_snapshot)
+        evidence = Evidence({leaf.oid: leaf.relfilenode for leaf in snapshot.held}, snapshot.pg_snapshot)
         return exported, publish(site, writer, plan, op_id, exported, evidence)
 
 
@@ -184,6 +184,8 @@ def _note_export(
     with writer.step() as tx:
         for leaf in held:
             part = parts[leaf.oid]
+            if part.state is PartitionState.TIERED:
+                continue
             tx.note_leaf(record.table_id, part.name, leaf.oid, leaf.relfilenode, _trigger(part))
             if part.state is PartitionState.SEALING:
                 tx.partitions(record.table_id, (part.name,), PartitionState.SEALING, PartitionState.TIERING)
@@ -199,7 +201,8 @@ def _trigger(part: PartitionRecord) -> int:
 def _export(site: Site, plan: TieringPlan, source: Source, op_id: OpId, snapshot: str) -> Exported:
     from modak.spark.conf import cores
 
-    splits = plan_splits(source, op_id, snapshot, max(cores(), site.spark.sparkContext.defaultParallelism))
+    spark = None if fits_driver(source) else site.spark
+    splits = plan_splits(source, op_id, snapshot, max(cores(), spark.sparkContext.defaultParallelism) if spark else 1)
     started = site.clock.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -208,7 +211,7 @@ def _export(site: Site, plan: TieringPlan, source: Source, op_id: OpId, snapshot
         rows = plan.rows * done // total
         log.info("tiering.progress", table=str(plan.table), tasks=done, of=total, rows=rows, seconds_left=left)
 
-    exported = export(splits, site.spark, progress if len(splits) > 1 else None)
+    exported = export(splits, spark, progress if len(splits) > 1 else None)
     seconds = max(site.clock.monotonic() - started, 1e-9)
     log.info(
         "tiering.exported",

@@ -33,6 +33,7 @@ class Partition:
     rows: int = 0
     is_default: bool = False
     has_rows: bool = False
+    attached: bool = True
 
     @property
     def bounded(self) -> bool:
@@ -174,7 +175,30 @@ def _survey(state: TableState) -> Iterator[Finding]:
                 " was never tiered; its rows are not read through the seam. Move them elsewhere and drop it.",
                 partition.name,
             )
+    if state.keep_heap:
+        yield from _not_kept(state)
     yield from _gaps(state)
+
+
+def _not_kept(state: TableState) -> Iterator[Finding]:
+    """A table that keeps its heap loses nothing when somebody takes a tiered partition away, but should know of it."""
+    for partition in state.partitions:
+        if partition.attached or not partition.bounded or partition.lower is None or partition.upper is None:
+            continue
+        low, high = state.axis.literal(partition.lower), state.axis.literal(partition.upper)
+        if partition.state is PartitionState.DROPPED:
+            yield Finding(
+                "keep_heap.dropped",
+                f"Partition {quote(partition.name)} was dropped although the table keeps its heap: the rows from {low}"
+                f" to {high} are in the lake only.",
+            )
+        else:
+            yield Finding(
+                "keep_heap.detached",
+                f"Partition {quote(partition.name)} was detached although the table keeps its heap: the lake has its"
+                f" rows from {low} to {high}. Attach it again, or drop it to write there through the delta.",
+                partition.name,
+            )
 
 
 def _gaps(state: TableState) -> Iterator[Finding]:

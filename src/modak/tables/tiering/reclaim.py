@@ -2,8 +2,9 @@
 
 A leaf is dropped by OID, and only if under the lock it is the very file that was exported and its capture trigger has
 watched it ever since. The drop and the step to `dropped` are one Postgres transaction. Every lock is asked for in
-milliseconds; what is busy waits for the next cycle. A leaf that was not watched without a break is exported again
-instead.
+milliseconds; what is busy waits for the next cycle. Nothing is begun while a long transaction is in the way: between
+detach and drop the rows of a leaf can be corrected in neither place. A leaf that was not watched without a break is
+exported again instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ from modak.tables.tiering.plan import ReclaimPlan
 log = structlog.get_logger()
 
 LOCK_MILLIS = 50
+
+_HOLDERS = """
+    SELECT virtualtransaction, coalesce(pid, 0) FROM pg_locks
+    WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid() AND relation = ANY(%s::oid[])
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 _STILL = """
     SELECT coalesce(pg_relation_filenode(c.oid), 0)::int8, h.inhparent
@@ -57,6 +64,10 @@ def reclaim(
                 break
             if _unwatched(conn, observed, part):
                 return Reclaimed(tuple(dropped), (part.name,))
+            holder = _in_the_way(site, conn, observed, part)
+            if holder is not None:
+                _defer(observed, part, f"process {holder} has a long transaction open on it")
+                break
             if not _detach(conn, observed, part):
                 _defer(observed, part, "the table is busy")
                 break
@@ -83,6 +94,20 @@ def _unwatched(conn: psycopg.Connection[Any], observed: Observed, part: Partitio
     why = watch.broken or "the partition was rewritten"
     log.warning("reclaim.unwatched", table=str(observed.record.name), partition=part.name, because=why)
     return True
+
+
+def _in_the_way(site: Site, conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> int | None:
+    """Who holds the table or the leaf for longer than we would wait; nobody matters once the detach has begun."""
+    leaf = observed.leaves.get(part.name)
+    if leaf is None or leaf.detach_pending:
+        return None
+    watched = ([observed.heap.oid, leaf.oid],)
+    before = conn.execute(_HOLDERS, watched).fetchall()
+    if not before:
+        return None
+    site.clock.sleep(LOCK_MILLIS / 1000)
+    still = dict(conn.execute(_HOLDERS, watched).fetchall())
+    return next((pid for transaction, pid in before if transaction in still), None)
 
 
 def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:

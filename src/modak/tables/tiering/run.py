@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import structlog
 
-from modak.catalog import spill
+from modak.catalog import capture, spill
 from modak.catalog.lease import Epoch
-from modak.core.errors import Conflict
+from modak.core.errors import Conflict, Refused
 from modak.core.names import TableName
 from modak.postgres.connect import translate
 from modak.tables import premake
@@ -54,6 +54,8 @@ class TieringReport:
     dropped: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     blocked: str | None = None
+    deferred: bool = False
+    """Whether something was due and has to be tried again though nothing else changes: a busy table, mostly."""
 
     @property
     def changed(self) -> bool:
@@ -80,6 +82,7 @@ def tier(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
 
 
 def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
+    _refuse_mirrored(site, name)
     writer = site.writer(epoch)
     with site.connect(autocommit=True) as conn:
         for op, removed in finish_operations(site, writer, site.reader.state(name)):
@@ -88,7 +91,8 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
             )
         sync(site, conn, writer, name)
         observed = observe(site, conn, name)
-        premade = premake.run(_premake(site, observed), conn, observed.record.axis)
+        ahead = _premake(site, observed)
+        premade = premake.run(ahead, conn, observed.record.axis)
         if premade.made:
             sync(site, conn, writer, name)
             observed = observe(site, conn, name)
@@ -98,9 +102,13 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
             observed = observe(site, conn, name)
             trim_snapshots(site, writer, name)
         release_tags(site, writer, name)
+        due = len(plan_reclaim(observed.state, _reclaim_lag(site, observed)).drop)
         dropped = _reclaim(site, epoch, conn, observed)
     names = tuple(partition.name for partition in premade.made)
-    report = TieringReport(name, premade=names, dropped=dropped, findings=findings, blocked=_reason(plan))
+    deferred = len(names) < len(ahead.make) or len(dropped) < due
+    report = TieringReport(
+        name, premade=names, dropped=dropped, findings=findings, blocked=_reason(plan), deferred=deferred
+    )
     if not isinstance(plan, TieringPlan) or moved is None:
         return report
     return _with_move(report, plan, moved, observed)
@@ -108,6 +116,7 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
 
 def dry_run(site: Site, name: TableName) -> DryRun:
     """The plans of a pass, without touching anything."""
+    _refuse_mirrored(site, name)
     with site.connect(autocommit=True) as conn:
         observed = observe(site, conn, name)
     return DryRun(
@@ -116,6 +125,14 @@ def dry_run(site: Site, name: TableName) -> DryRun:
         _premake(site, observed),
         survey(observed.state),
     )
+
+
+def _refuse_mirrored(site: Site, name: TableName) -> None:
+    mode = site.reader.state(name).table.mode
+    if mode != "tiered":
+        raise Refused(
+            "tier.mode", f"{name} is {mode}: its rows are in the lake already.", hint="The daemon (run) follows it."
+        )
 
 
 def _tier(
@@ -144,13 +161,23 @@ def _tier(
 def _reclaim(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed) -> tuple[str, ...]:
     plan = plan_reclaim(observed.state, _reclaim_lag(site, observed))
     done = reclaim(site, conn, epoch, observed, plan)
-    for name in done.unwatched:
+    for name in (*done.unwatched, *_unwatched_for_good(conn, observed)):
         part = observed.records[name]
         assert part.lower is not None
         assert part.upper is not None
         partition = next(p for p in observed.state.partitions if p.name == name)
         move_again(site, epoch, observed, TieringPlan(plan.table, (partition,), part.lower, part.upper))
     return done.dropped
+
+
+def _unwatched_for_good(conn: psycopg.Connection[Any], observed: Observed) -> tuple[str, ...]:
+    """Leaves of a table that keeps its heap: no drop ever looks at them, so they are looked at each cycle."""
+    if not observed.record.keep_heap:
+        return ()
+    broken = capture.broken(conn, observed.record.table_id)
+    for name, why in broken.items():
+        log.warning("capture.unwatched", table=str(observed.record.name), partition=name, because=why)
+    return tuple(broken)
 
 
 def _tell(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed) -> tuple[Finding, ...]:

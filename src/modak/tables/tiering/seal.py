@@ -50,6 +50,8 @@ def _seal_one(site: Site, writer: CatalogWriter, record: TableRecord, partition:
 def _install(writer: CatalogWriter, record: TableRecord, partition: Partition, leaf: Leaf) -> None:
     with writer.step(LOCK_MILLIS) as tx:
         trigger_oid = capture.install(tx.conn, record.table_id, leaf.oid)
-        tx.note_leaf(record.table_id, partition.name, leaf.oid, leaf.relfilenode, trigger_oid)
+        # A tiered leaf that is sealed anew counts as watched only when its second export has landed (`commit.py`).
+        file = None if partition.state is PartitionState.TIERED else leaf.relfilenode
+        tx.note_leaf(record.table_id, partition.name, leaf.oid, file, trigger_oid)
         if partition.state is PartitionState.HOT:
             tx.partitions(record.table_id, (partition.name,), PartitionState.HOT, PartitionState.SEALING)

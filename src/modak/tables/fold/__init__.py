@@ -1,0 +1,1 @@
+"""Fold: corrections out of the delta into the lake."""

@@ -1,0 +1,1 @@
+"""Bulk history straight into the lake: inputs → inspect → plan → keys → rows → commit."""

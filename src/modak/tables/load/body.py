@@ -1,0 +1,61 @@
+"""The body of a load on disk: counted while it arrives, decompressed piece by piece, never in memory as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from modak.core.errors import ModakError
+
+Encoding = Literal["identity", "gzip", "zstd"]
+
+_STEP = 1 << 20
+
+
+def too_large(most: int) -> ModakError:
+    """The body has more bytes than are allowed."""
+    return ModakError("load.too_large", f"The body has more than {most:,} bytes.", hint="Split it into more batches.")
+
+
+class Spool:
+    """A file that takes the pieces of a body as they come."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path = path
+        self._most = most
+        self._size = 0
+        self._file: IO[bytes] = path.open("wb")
+
+    def write(self, piece: bytes) -> None:
+        """Take the next piece."""
+        self._size += len(piece)
+        if self._size > self._most:
+            raise too_large(self._most)
+        self._file.write(piece)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+def plain(path: Path, encoding: Encoding, most: int) -> Path:
+    """The body without its compression, as a file beside it; the limit counts the plain bytes too."""
+    if encoding == "identity":
+        return path
+    import pyarrow as pa
+
+    target = path.with_suffix(".plain")
+    try:
+        with (
+            pa.OSFile(str(path)) as raw,
+            pa.CompressedInputStream(raw, encoding) as source,
+            Spool(target, most) as sink,
+        ):
+            while piece := source.read(_STEP):
+                sink.write(piece)
+    except (pa.ArrowException, OSError) as error:
+        raise ModakError("load.encoding", f"The body is not {encoding}, or ends in the middle.") from error
+    return target

@@ -1,0 +1,1 @@
+"""Lake maintenance: delete debt, bin-pack, manifests, expiry, orphans; health, requests and erasure."""

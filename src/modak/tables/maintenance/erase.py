@@ -1,0 +1,282 @@
+"""Rows gone everywhere: heap, delta, lake, and every snapshot that is kept.
+
+Corrections are folded first, so the lake says what readers see. Heap rows are deleted by SQL, and what the capture
+triggers make of that is folded too. Lake rows are found by Spark as (file, position) and hidden by deletion vectors in
+one commit; then the debt pass writes the files anew and expiry takes every older snapshot that no reader holds. What is
+held stays open in `modak.erasures`, and later maintenance passes finish it. The driver holds the positions of one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from modak.catalog.journal import Journal
+from modak.catalog.lease import Epoch
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import Conflict, ModakError, Refused, UsageError
+from modak.core.faults import reach
+from modak.core.ids import new_op_id
+from modak.core.names import TableName
+from modak.core.states import OpPhase
+from modak.core.underway import working
+from modak.lake.changes import Change, RowDelta
+from modak.lake.model import LakeFile, LakeTable, Prepared, Vector, data_folder
+from modak.postgres.connect import translate
+from modak.storage.uri import normal
+from modak.tables.fold.run import fold
+from modak.tables.landing import land
+from modak.tables.maintenance import erasures
+from modak.tables.maintenance.run import maintain
+from modak.tables.site import Site
+from modak.tables.tidy import give_up, tidy_landed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = structlog.get_logger()
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was done, and the evidence."""
+
+    heap_rows: int
+    lake_rows: int
+    files_rewritten: int
+    snapshots_expired: int
+    waiting: int
+    """Snapshots that may still show the rows, held by readers."""
+    snapshots_scanned: int = 0
+    found: int = 0
+
+
+def by_key(site: Site, name: TableName, key: Mapping[str, str] | str) -> str:
+    """The condition of one key."""
+    columns = site.reader.state(name).table.pk_columns
+    if isinstance(key, str):
+        if len(columns) != 1:
+            raise UsageError(
+                "usage.pk", f"The key of {name} is {', '.join(columns)}.", hint=f"Write --pk {columns[0]}=… --pk …"
+            )
+        key = {columns[0]: key}
+    if set(key) != set(columns):
+        raise UsageError("usage.pk", f"The key of {name} is {', '.join(columns)}.", hint="Name each with --pk.")
+    return " AND ".join(f"{column} = {_literal(key[column])}" for column in columns)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def count(site: Site, name: TableName, where: str) -> tuple[int, int]:
+    """Rows of the heap and of the published lake state that match; a condition that either cannot read is refused."""
+    state = site.reader.state(name)
+    with site.connect(autocommit=True) as conn:
+        heap = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, where)
+    snapshot = state.cutline.snapshot_id
+    lake = 0 if snapshot is None else _matching(site, state, snapshot, where).count()
+    return heap, int(lake)
+
+
+def erase_rows(site: Site, epoch: Epoch, name: TableName, where: str) -> Erased:
+    """Erase every row that matches, in the name of a leader's epoch."""
+    try:
+        return _erase(site, epoch, name, where)
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def _erase(site: Site, epoch: Epoch, name: TableName, where: str) -> Erased:
+    writer = site.writer(epoch)
+    state = site.reader.state(name)
+    if state.table.frozen is not None:
+        raise Refused("lake.frozen", "A foreign snapshot has frozen publication.", hint="modak-worker accept first.")
+    count(site, name, where)
+    erasure = erasures.begin(writer, state.table.table_id, hashlib.sha256(where.encode()).hexdigest())
+    if state.table.mode == "tiered":
+        fold(site, epoch, name)
+    reach("erase.before_heap")
+    with site.connect() as conn:
+        heap = _heap(conn, "DELETE FROM {} WHERE ({})", name, where)
+        conn.commit()
+    reach("erase.after_heap")
+    if state.table.mode == "tiered":
+        fold(site, epoch, name)
+    lake_rows = sum(_hide(site, writer, name, where) for _ in range(ROUNDS))
+    below = _first_clean(site, state)
+    erasures.erased(writer, erasure, below, {"heap_rows": heap, "lake_rows": lake_rows})
+    report = maintain(site, epoch, name)
+    if report.failed:
+        first = report.failed[0]
+        raise ModakError("erase.incomplete", f"{first.name} failed: {first.error}", hint="Run the command again.")
+    rewritten = sum(one.counters.get("files_before", 0) for one in report.passes)
+    expired = sum(one.counters.get("snapshots", 0) for one in report.passes)
+    return _proved(site, name, where, Erased(heap, lake_rows, rewritten, expired, 0), below)
+
+
+def _first_clean(site: Site, state: TableState) -> int:
+    """The sequence number of the first snapshot whose files hold none of the rows."""
+    lake = site.lake.load(state.table.lake)
+    if lake is None or lake.snapshot_id is None:
+        return 0
+    current = next(each for each in site.lake.snapshots(lake) if each.id == lake.snapshot_id)
+    hidden = any(each.deletes for each in site.lake.files(lake.identifier, lake.snapshot_id))
+    # Hidden rows are still in their files: only what the debt pass writes next is without them.
+    return current.sequence_number + hidden
+
+
+def _proved(site: Site, name: TableName, where: str, done: Erased, below: int) -> Erased:
+    """Look again at everything that is left."""
+    state = site.reader.state(name)
+    lake = site.lake.load(state.table.lake)
+    assert lake is not None
+    kept = site.lake.snapshots(lake)
+    held = [each for each in kept if each.sequence_number < below and each.id != lake.snapshot_id]
+    if held:
+        return replace(done, waiting=len(held))
+    with site.connect(autocommit=True) as conn:
+        found = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, where) + _delta(conn, state, where)
+    for each in kept:
+        found += _matching(site, state, each.id, where).count()
+    log.info("erase.proved", table=str(name), snapshots=len(kept), found=found)
+    return replace(done, snapshots_scanned=len(kept), found=int(found))
+
+
+def _heap(conn: psycopg.Connection[Any], statement: LiteralString, name: TableName, where: str) -> int:
+    condition = where.replace("%", "%%")
+    query = sql.SQL(statement).format(sql.Identifier(name.schema, name.name), sql.SQL(condition))
+    try:
+        # With parameters, even none, Postgres takes one statement only.
+        cursor = conn.execute(query, [], prepare=True)
+    except psycopg.errors.LockNotAvailable:
+        raise
+    except psycopg.Error as error:
+        if (error.sqlstate or "").startswith(("42", "22")):
+            raise UsageError(
+                "usage.where", f"Postgres cannot read the condition: {error.diag.message_primary}"
+            ) from error
+        raise
+    if cursor.description is None:
+        return cursor.rowcount
+    row = cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+def _delta(conn: psycopg.Connection[Any], state: TableState, where: str) -> int:
+    """Images in the delta that match; those kept for readers go with their pins."""
+    condition = where.replace("%", "%%")
+    query = sql.SQL(
+        "SELECT count(*) FROM (SELECT (jsonb_populate_record(NULL::{}, payload)).* FROM modak.delta"
+        " WHERE table_id = {} AND payload IS NOT NULL) AS images WHERE ({})"
+    ).format(
+        sql.Identifier(state.table.name.schema, state.table.name.name),
+        sql.Literal(state.table.table_id),
+        sql.SQL(condition),
+    )
+    row = conn.execute(query, [], prepare=True).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _matching(site: Site, state: TableState, snapshot: int, where: str) -> DataFrame:
+    """The lake rows of a snapshot that match, with where they lie."""
+    from pyspark.errors import PySparkException
+
+    lake = state.table.lake
+    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in ("modak", *lake.namespace, lake.name))
+    try:
+        frame = site.spark.sql(f"SELECT * FROM {quoted} VERSION AS OF {snapshot}")  # noqa: S608
+        return frame.where(where).selectExpr("_file AS file", "_pos AS pos")
+    except PySparkException as error:
+        raise UsageError(
+            "usage.where",
+            f"Spark cannot read the condition: {str(error).splitlines()[0]}",
+            hint="The condition is read by Postgres and by Spark: plain comparisons mean the same to both.",
+        ) from error
+
+
+def _hide(site: Site, writer: CatalogWriter, name: TableName, where: str) -> int:
+    """Hide the matching rows of the lake's present state; how many."""
+    state = site.reader.state(name)
+    lake = site.lake.load(state.table.lake)
+    if lake is None or lake.snapshot_id is None or _matching(site, state, lake.snapshot_id, where).isEmpty():
+        return 0
+    op_id = new_op_id(site.clock)
+    folder = data_folder(state.table.location, op_id)
+    found: dict[int, tuple[list[Vector], list[Vector], int]] = {}
+
+    def changes(now: LakeTable, _: TableState) -> Sequence[Change]:
+        assert now.snapshot_id is not None
+        if now.snapshot_id not in found:
+            found.clear()
+            found[now.snapshot_id] = _vectors(site, state, now, now.snapshot_id, where, folder)
+        new, replaced, _rows = found[now.snapshot_id]
+        if not new:
+            raise Conflict("erase.nothing", "The rows are gone already.")
+        return [RowDelta(vectors=tuple(new), removed_vectors=tuple(replaced), validate_from=now.snapshot_id)]
+
+    def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        becomes = replace(now.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
+        tx.move(now.cutline, becomes)
+        tx.count(rows=next(iter(found.values()))[2])
+
+    with working(op_id):
+        Journal(writer).begin(op_id, state.table.table_id, "erase", {"base": lake.snapshot_id}, [folder])
+        try:
+            Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
+            reach("erase.before_hide")
+            land(site, writer, name, op_id, OpPhase.WRITING, changes, within, "erase")
+            reach("erase.after_hide")
+        except ModakError as error:
+            give_up(site, writer, state.table.location, op_id, error)
+            if error.code == "erase.nothing":
+                return 0
+            raise
+        landed = site.reader.op(op_id)
+        assert landed is not None
+        tidy_landed(site, writer, site.reader.state(name), landed)
+    return next(iter(found.values()))[2]
+
+
+def _vectors(
+    site: Site, state: TableState, lake: LakeTable, snapshot_id: int, where: str, folder: str
+) -> tuple[list[Vector], list[Vector], int]:
+    from pyroaring import BitMap64
+
+    from modak.lake.iceberg.rewrite import deleted_in
+    from modak.lake.iceberg.vectors import vector_uri, write_vector
+
+    positions = dict(_positions(_matching(site, state, snapshot_id, where)))
+    new: list[Vector] = []
+    replaced: list[Vector] = []
+    rows = 0
+    for each in _files(site, lake, snapshot_id, positions):
+        bits = BitMap64(positions[normal(each.file.path)])
+        rows += len(bits)
+        new.append(write_vector(vector_uri(folder, "erase"), bits | deleted_in(each.vectors), each.file))
+        replaced += each.vectors
+    return new, replaced, rows
+
+
+def _files(site: Site, lake: LakeTable, snapshot_id: int, wanted: Mapping[str, Any]) -> list[LakeFile]:
+    listed = site.lake.files(lake.identifier, snapshot_id)
+    return [each for each in listed if normal(each.file.path) in wanted]
+
+
+def _positions(frame: DataFrame) -> Iterator[tuple[str, array[int]]]:
+    """The positions that match, file by file."""
+    from pyspark.sql import functions
+
+    grouped = frame.groupBy("file").agg(functions.collect_list("pos").alias("places"))
+    for row in grouped.toLocalIterator():
+        yield normal(row["file"]), array("Q", row["places"])

@@ -1,0 +1,92 @@
+"""Snapshots that nobody needs go, and then the files that only they reached.
+
+The ids are chosen anew for every attempt, from the pins and operations of that moment. The list of files is made before
+the swap and journaled in the same transaction; deleting them comes after, and the journal makes it resumable. What lies
+outside the table's own folder is never deleted. The list is the only thing that grows with the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import LiteralString
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import Conflict, ModakError
+from modak.core.ids import new_op_id
+from modak.core.states import OpPhase
+from modak.core.underway import working
+from modak.lake.changes import Change, ExpireSnapshots
+from modak.lake.model import LakeTable, Prepared
+from modak.storage.uri import normal
+from modak.tables.landing import land
+from modak.tables.maintenance.engine import MaintenanceEngine
+from modak.tables.maintenance.observe import observed
+from modak.tables.maintenance.plan import MaintenancePlan, expirable
+from modak.tables.maintenance.policy import Policy
+from modak.tables.site import Site
+from modak.tables.tidy import give_up, tidy_landed
+
+log = structlog.get_logger()
+
+# The lock first and alone: a pin that is not committed yet is not to be seen.
+_QUIET: LiteralString = "SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))"
+_UNPINNED: LiteralString = """
+    SELECT NOT EXISTS (
+        SELECT FROM modak.read_pins WHERE table_id = %s AND snapshot_id = ANY (%s) AND expires_at > clock_timestamp()
+    )
+"""
+
+
+def expire(
+    site: Site,
+    writer: CatalogWriter,
+    engine: MaintenanceEngine,
+    plan: MaintenancePlan,
+    policy: Policy,
+    ours: Sequence[str] = (),
+) -> dict[str, int]:
+    """Expire what may go, in one commit; returns what went."""
+    state = site.reader.state(plan.table)
+    op_id = new_op_id(site.clock)
+    going: list[int] = []
+    counters: dict[str, int] = {}
+    by_comparing = engine.name == "spark"
+
+    def changes(lake: LakeTable, now: TableState) -> Sequence[Change]:
+        seen = observed(site, now, lake, policy, files=False, ours=(op_id, *ours))
+        going[:] = expirable(seen, policy)
+        if not going:
+            raise Conflict("maintenance.nothing", "No snapshot may expire any more.")
+        return [ExpireSnapshots(tuple(going), listed=not by_comparing)]
+
+    def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        table_id = now.table.table_id
+        tx.require(f"A reader is just pinning {plan.table}.", _QUIET, (table_id,))
+        tx.require(f"A reader has pinned a snapshot of {plan.table}.", _UNPINNED, (table_id, list(going)))
+        becomes = replace(now.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
+        tx.move(now.cutline, becomes)
+        assert prepared.base_location is not None
+        freed = engine.freed(now.table.lake, prepared.base_location, prepared.new_location)
+        if freed is not None:
+            inside = normal(now.table.location) + "/"
+            tx.tidy_later(freed=[uri for uri in freed if uri.startswith(inside)])
+        counters.update(snapshots=len(going), files_deleted=len(prepared.expired if freed is None else freed))
+        tx.count(**counters)
+
+    with working(op_id):
+        Journal(writer).begin(op_id, state.table.table_id, "expire", {"base": plan.base})
+        try:
+            land(site, writer, plan.table, op_id, OpPhase.PLANNED, changes, within, "maintenance")
+        except ModakError as error:
+            give_up(site, writer, state.table.location, op_id, error)
+            raise
+        landed = site.reader.op(op_id)
+        assert landed is not None
+        tidy_landed(site, writer, site.reader.state(plan.table), landed)
+    log.info("maintenance.expiry", table=str(plan.table), **counters)
+    return counters

@@ -1,0 +1,155 @@
+"""Events that wait for their commit: in memory up to a limit, then folded, and then in a file, sorted into buckets.
+
+A transaction can be larger than memory. When more rows wait than may, they are folded; if that does not help, they
+go to a file of as many batches as there are buckets, each bucket with its keys. Later a bucket of all files is folded
+by itself, so that memory is bounded by the limit and by one bucket, whatever the transaction. The files lie in a
+private folder and go with the next batch; what a crash left there is removed by the next one who opens it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from modak.core.errors import ModakError, Refused
+from modak.core.faults import reach
+from modak.tables.mirror.pump.events import key_name, root_name
+from modak.tables.mirror.pump.fold import buckets, fold, joined, unknown_numbers
+
+BUCKETS = 32
+
+
+@dataclass(slots=True)
+class Buffer:
+    """The events of one batch."""
+
+    folder: Path
+    changes: int = 0
+    """Row changes taken in since it was empty."""
+    truncated: bool = False
+    """Everything that was there before is gone, in the lake too."""
+    shown: dict[int, pa.Scalar] = field(default_factory=dict)
+    """What rows from before a column show in it, by attribute number."""
+    _tables: list[pa.Table] = field(default_factory=list)
+    _waiting: int = 0
+    _files: list[Path] = field(default_factory=list)
+
+    @property
+    def spilled(self) -> bool:
+        """Whether a part of the batch is on disk."""
+        return bool(self._files)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not self.changes and not self.truncated
+
+    def add(self, events: pa.Table, changes: int, most: int) -> None:
+        """Take the events of so many changes; at most so many rows stay in memory."""
+        self.changes += changes
+        self._tables.append(events)
+        self._waiting += len(events)
+        if self._waiting > most:
+            folded = fold(joined(self._tables, self.shown))
+            self._tables, self._waiting = [folded], len(folded)
+            # Half, so that a batch near the limit is not folded again for every piece.
+            if self._waiting > most // 2:
+                self._spill(folded)
+
+    def truncate(self) -> None:
+        """The table was emptied: nothing from before counts."""
+        changes = self.changes
+        self.clear()
+        self.changes, self.truncated = changes, True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tables, self._waiting, self.changes, self.truncated = [], 0, 0, False
+        self.shown = {}
+        if self._files:
+            reach("pump.clearing")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            reach("pump.cleared")
+        self._files = []
+
+    def parts(self) -> Iterator[pa.Table]:
+        """The folded events, each key in one part; one part when everything fits into memory."""
+        if not self._files:
+            if self._tables:
+                yield fold(joined(self._tables, self.shown))
+            return
+        if self._tables:
+            self._spill(fold(joined(self._tables, self.shown)))
+        for bucket in range(BUCKETS):
+            with _disk():
+                tables = [table for path in self._files if len(table := _read(path, bucket))]
+            if tables:
+                yield fold(joined(tables, self.shown))
+
+    def _spill(self, folded: pa.Table) -> None:
+        _refuse_distant_roots(folded)
+        place = buckets(folded, BUCKETS)
+        order = np.argsort(place, kind="stable")
+        ordered = folded.take(pa.array(order)).combine_chunks()
+        edges = np.searchsorted(place[order], np.arange(BUCKETS + 1))
+        path = self.folder / f"{len(self._files):06d}.arrow"
+        reach("pump.spilling")
+        with _disk():
+            if not self._files:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder.mkdir(mode=0o700, parents=True)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, ordered.schema) as file:
+                for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                    batches = ordered.slice(low, high - low).to_batches()
+                    file.write_batch(batches[0] if batches else _nothing(ordered.schema))
+        reach("pump.spilled")
+        self._files.append(path)
+        self._tables, self._waiting = [], 0
+
+
+def _nothing(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _read(path: Path, bucket: int) -> pa.Table:
+    with pa.OSFile(str(path), "rb") as source:
+        return pa.Table.from_batches([pa.ipc.open_file(source).get_batch(bucket)])
+
+
+def _refuse_distant_roots(folded: pa.Table) -> None:
+    """A value that only stands under the old key of a row cannot be found from another bucket."""
+    numbers = unknown_numbers(folded)
+    if not numbers:
+        return
+    for at in range(sum(name[0] == "r" and name[1:].isdigit() for name in folded.column_names)):
+        marks = [folded[f"u{number}"] for number in numbers]
+        unknown = marks[0]
+        for more in marks[1:]:
+            unknown = pc.or_(unknown, more)
+        moved = pc.and_(unknown, pc.not_equal(folded[key_name(at)], folded[root_name(at)]))
+        if pc.any(moved).as_py():
+            raise Refused(
+                "mirror.unchanged_values",
+                "A large transaction changes primary keys of rows whose long values Postgres did not send.",
+                hint="The table is compared with the lake anew. REPLICA IDENTITY FULL avoids it; leave it as it is.",
+            )
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModakError(
+            "mirror.spool",
+            f"A large transaction cannot be kept on disk: {error.strerror or error}.",
+            hint="Free space where MODAK_HOME is; the transaction is read again.",
+            retryable=True,
+        ) from error

@@ -1,0 +1,169 @@
+"""The lake's columns follow those of the WAL: what changes in its schema before the rows of a batch land.
+
+Like `tables/evolve.py`, with what only a mirror can do: a dropped column is dropped, and a column whose values were
+rewritten in the heap (another type, a default that differs from row to row) is made anew and the table compared with
+the lake afterwards, because Postgres says nothing of a rewrite in its change stream. The plan is pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import TableRecord, TableState
+from modak.catalog.write import CatalogWriter, CommitTransaction
+from modak.core.errors import Refused
+from modak.core.ids import new_op_id
+from modak.core.names import quote
+from modak.core.states import OpPhase
+from modak.lake.changes import Change, DropColumn, SetProperties
+from modak.lake.model import LakeTable, Prepared
+from modak.lake.types import MappedColumn
+from modak.postgres.model import PgTable
+from modak.tables.backfill import BACKFILL
+from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, widens
+from modak.tables.landing import land
+from modak.tables.site import Site
+from modak.tables.tidy import tidy_landed
+
+log = structlog.get_logger()
+
+RECOPY = "recopy"
+"""Key of the line's lake properties: why the heap has to be compared with the lake."""
+_METRICS = "write.metadata.metrics.column."
+_KEYS = "UPDATE modak.tables SET pk_columns = %s, tier_key = %s WHERE table_id = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """What changes in the lake's schema, and why its rows have to be compared with the heap afterwards."""
+
+    changes: tuple[Change, ...]
+    recopy: str | None = None
+
+
+def plan_follow(heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable, record: TableRecord) -> Follow:
+    """The changes that give the lake the columns of `heap`, a table as it was at a point of the WAL."""
+    known = known_columns(lake, heap.oid)
+    here = {column.attnum: column for column in heap.columns}
+    _require_keys(record, here)
+    gone = [name for number, name in known.items() if number not in here and lake.column(name) is not None]
+    types = {column.column.name: column.column.type for column in mapped}
+    replaced = []
+    for number, column in here.items():
+        was = lake.column(known.get(number, "" if known else column.name))
+        if was is not None and was.type != types[column.name] and not widens(was.type, types[column.name]):
+            if number in (*record.pk_attnums, record.tier_attnum):
+                raise Refused(
+                    "mirror.key_type",
+                    f"Key column {quote(column.name)} of {record.name} is {types[column.name]} now, and {was.type} in"
+                    " the lake.",
+                    hint="Change it back, or unregister the table and register it anew.",
+                )
+            replaced.append((number, was.name))
+    dropped = [*gone, *(name for _, name in replaced)]
+    left = {number: name for number, name in known.items() if name not in dropped}
+    evolution = plan_evolution(heap, mapped, _without(lake, dropped, left, known=bool(known)))
+    changes: list[Change] = [DropColumn(name) for name in dropped]
+    changes += (_without_backfill(change) for change in evolution.changes)
+    changes += _tier_metrics(record, here[record.tier_attnum].name, lake)
+    if dropped:
+        changes.append(SetProperties(column_property(heap)))
+    why = None
+    if replaced:
+        why = f"column {', '.join(name for _, name in replaced)} has another type"
+    elif any(column.generated and number not in known for number, column in here.items()) and known:
+        why = "a generated column is new"
+    elif evolution.filled:
+        why = f"column {', '.join(evolution.filled)} has a default that only the heap knows"
+    return Follow(tuple(changes), why)
+
+
+def known_columns(lake: LakeTable, relid: int) -> dict[int, str]:
+    """Which attribute of the Postgres table is which lake column; nothing when the lake remembers another table."""
+    if lake.properties.get(RELID) != str(relid):
+        return {}
+    found: Mapping[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
+    return {int(number): name for number, name in found.items()}
+
+
+def follow(
+    site: Site,
+    writer: CatalogWriter,
+    state: TableState,
+    heap: PgTable,
+    mapped: Sequence[MappedColumn],
+    lake: LakeTable,
+) -> LakeTable:
+    """Bring the lake's columns to those of a point of the WAL; the frontier stays."""
+    record = state.table
+    if not plan_follow(heap, mapped, lake, record).changes:
+        return lake
+    op_id = new_op_id(site.clock)
+    planned: list[Follow] = []
+    Journal(writer).begin(op_id, record.table_id, "evolve", {"columns": [column.name for column in heap.columns]})
+
+    def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
+        planned[:] = [plan_follow(heap, mapped, current, record)]
+        return planned[0].changes
+
+    def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        why = planned[0].recopy
+        becomes = replace(
+            now.cutline,
+            metadata_location=prepared.new_location,
+            snapshot_id=prepared.snapshot_id,
+            lake_props={**now.cutline.lake_props, RECOPY: why} if why else now.cutline.lake_props,
+        )
+        tx.move(now.cutline, becomes)
+        names = {column.attnum: column.name for column in heap.columns}
+        keys = [names[number] for number in record.pk_attnums]
+        tx.change("following renamed keys", _KEYS, (keys, names[record.tier_attnum], record.table_id))
+        tx.count(changes=len(planned[0].changes))
+
+    land(site, writer, record.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    log.info("mirror.columns_followed", table=str(record.name), changes=[repr(each) for each in planned[0].changes])
+    landed = site.reader.op(op_id)
+    assert landed is not None
+    tidy_landed(site, writer, site.reader.state(record.name), landed)
+    after = site.lake.load(record.lake)
+    assert after is not None
+    return after
+
+
+def _require_keys(record: TableRecord, here: Mapping[int, object]) -> None:
+    for number, name in zip(
+        (*record.pk_attnums, record.tier_attnum), (*record.pk_columns, record.tier_key), strict=True
+    ):
+        if number not in here:
+            raise Refused(
+                "mirror.key_dropped",
+                f"Key column {quote(name)} of {record.name} was dropped; its rows cannot be followed any more.",
+                hint=f"Unregister it (modak-worker unregister --table {record.name}) and register it with its new key.",
+            )
+
+
+def _without(lake: LakeTable, names: Sequence[str], left: Mapping[int, str], *, known: bool) -> LakeTable:
+    """The lake table as it is once columns are dropped."""
+    schema = tuple(column for column in lake.schema if column.name not in names)
+    properties = dict(lake.properties)
+    if known:
+        properties[COLUMNS] = json.dumps({str(number): name for number, name in left.items()})
+    return replace(lake, schema=schema, properties=properties)
+
+
+def _without_backfill(change: Change) -> Change:
+    if isinstance(change, SetProperties) and BACKFILL in change.values:
+        return replace(change, values={key: value for key, value in change.values.items() if key != BACKFILL})
+    return change
+
+
+def _tier_metrics(record: TableRecord, name: str, lake: LakeTable) -> list[Change]:
+    """Seam reads decide by the tier key's bounds, which must stay whole when it is renamed."""
+    if name == record.tier_key or f"{_METRICS}{record.tier_key}" not in lake.properties:
+        return []
+    return [SetProperties({f"{_METRICS}{name}": "full"}, frozenset({f"{_METRICS}{record.tier_key}"}))]

@@ -1,0 +1,53 @@
+"""From storage profiles to keys: settings, the profile's config and its credentials, laid over each other.
+
+The default S3 access of the settings comes first, the profile's own config goes over it, and
+`MODAK_CREDENTIALS_<REF>` over both; a blank value there takes an inherited key away. Pure: the credentials are those
+that the settings hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from modak.catalog.records import Profile
+from modak.config import Settings
+from modak.core.errors import Refused
+from modak.storage.access import Key
+from modak.storage.uri import normal
+
+PREFIXES = ("s3.", "client.", "gcs.", "adls.", "io.")
+"""What a profile's config may set: properties of Iceberg's file IO."""
+
+
+def key_of(settings: Settings, profile: Profile) -> Key:
+    """The root of a profile with what opens it."""
+    root = normal(profile.warehouse or settings.lake.warehouse)
+    base = {**default_access(settings, root), **profile.config}
+    if profile.credentials_ref is None:
+        return Key(root, base)
+    try:
+        return Key(root, settings.credentials.merged(profile.credentials_ref, base))
+    except Refused:
+        return Key(root, base, missing=settings.credentials.variable(profile.credentials_ref))
+
+
+def keys_of(settings: Settings, profiles: Iterable[Profile]) -> dict[int, Key]:
+    """The keys of all profiles, by their ids."""
+    return {profile.profile_id: key_of(settings, profile) for profile in profiles}
+
+
+def default_access(settings: Settings, root: str) -> dict[str, str]:
+    """What `MODAK_S3_*` and `MODAK_LAKE_PROPS` say about the store of a root."""
+    lake = settings.lake
+    prefix = "iceberg.catalog."
+    given = {key.removeprefix(prefix): value for key, value in lake.props.items() if key.startswith(prefix)}
+    if not root.startswith("s3:"):
+        return given
+    found = {
+        "s3.endpoint": lake.s3_endpoint_url,
+        "s3.access-key-id": lake.s3_access_key.get_secret_value() if lake.s3_access_key else None,
+        "s3.secret-access-key": lake.s3_secret_key.get_secret_value() if lake.s3_secret_key else None,
+        "client.region": lake.s3_region,
+        "s3.path-style-access": "true" if lake.s3_endpoint else None,
+    }
+    return {key: value for key, value in found.items() if value} | given

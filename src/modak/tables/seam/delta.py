@@ -1,0 +1,155 @@
+"""The corrections that lie over the pinned lake state: which cold rows they replace, and the rows that they bring.
+
+A reader at a pin sees the delta rows below its T, from its R on, that are not folded into its own lake state. They are
+read under the point's snapshot: a small delta by the driver, into an Arrow table of bounded size, a large one by Spark
+tasks like the heap. Payloads are column → text; Postgres picks the texts, whole columns are parsed to lake types here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from modak.lake.types import MappedColumn
+from modak.postgres.dsn import Dsn
+from modak.postgres.splits import ctid_predicate, ctid_splits
+from modak.spark.frames import frame_of
+from modak.tables.seam.columns import SeamColumn, struct_of
+from modak.tables.seam.pinned import PinnedTable
+from modak.tables.seam.plan import Span
+from modak.tables.seam.predicate import Predicate, one_of, text_literal
+from modak.tables.seam.sieve import Sieve
+from modak.tables.seam.streams import ImageSplit, KeySplit, delta_images, delta_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Item = TypeVar("Item")
+
+LOCAL_ROWS = 20_000
+LOCAL_BYTES = 16 << 20
+"""Up to here the driver reads the delta itself, once, and plans carry it."""
+LOCAL_KEYS = 500_000
+"""Up to so many whole-number keys the driver reads even of a large delta: sixteen bytes each, for the sieve."""
+SPLIT_BYTES = 64 << 20
+_INT64 = (-(2**63), 2**63 - 1)
+_TEXT_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid"})
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What is laid over the lake: the identities that it loses and the rows that come in their place."""
+
+    keys: DataFrame
+    images: DataFrame
+    rows: int
+    sieve: Sieve | None
+    """Tells most lake rows apart from these keys at once; only for one whole-number key."""
+
+
+def overlay(
+    spark: SparkSession,
+    table: PinnedTable,
+    at: tuple[Dsn, str],
+    span: Span,
+    columns: Sequence[SeamColumn],
+    former: Mapping[str, Sequence[str]],
+    predicate: Predicate | None,
+) -> Overlay | None:
+    """The delta of a span, or nothing when there is none; `former`: names that a column had in older payloads."""
+    if not table.delta.rows:
+        return None
+    (dsn, snapshot), shape = at, table.shape
+    local = table.delta.rows <= LOCAL_ROWS and table.delta.bytes <= LOCAL_BYTES
+    where = delta_condition(table, span, predicate)
+    parts = [where] if local else [f"{part} AND {where}" for part in _pages(table, spark)]
+    pk = [shape.named(name) for name in shape.pk]
+    tier = None if shape.tier_key in shape.pk else shape.named(shape.tier_key)
+    texts = [f"{payload_text(column, former.get(column.name, ()))} AS c{i}" for i, column in enumerate(columns)]
+    keys = [
+        KeySplit(
+            dsn,
+            f"SELECT pk, tier_key FROM modak.delta WHERE {part}",  # noqa: S608
+            snapshot,
+            _mapped(pk),
+            tier.mapped if tier else None,
+        )
+        for part in parts
+    ]
+    images = [
+        ImageSplit(
+            dsn,
+            f"SELECT {', '.join(texts)} FROM modak.delta WHERE op = 1 AND {part}",  # noqa: S608
+            snapshot,
+            _mapped(columns),
+        )
+        for part in parts
+    ]
+    sifted = shape.whole_number_key and table.delta.rows <= LOCAL_KEYS
+    identity = [*pk, *([tier] if tier else [])]
+    found = _gathered(keys, delta_keys, identity) if local or sifted else None
+    return Overlay(
+        frame_of(spark, struct_of(identity), keys, delta_keys)
+        if found is None
+        else spark.createDataFrame(found, struct_of(identity)),
+        spark.createDataFrame(_gathered(images, delta_images, columns), struct_of(columns))
+        if local
+        else frame_of(spark, struct_of(columns), images, delta_images),
+        table.delta.rows,
+        Sieve(spark, found.column(0)) if found is not None and sifted else None,
+    )
+
+
+def delta_condition(table: PinnedTable, span: Span, predicate: Predicate | None) -> str:
+    """What a reader at the pin sees; filters on the key and the tier key may go first, others must not."""
+    pin = table.pin
+    generation = f"(folded_generation IS NULL OR folded_generation > {pin.generation})"
+    conditions = [f"table_id = {pin.table_id}", generation]
+    if span.lower is not None:
+        conditions.append(f"tier_key >= {_int64(span.lower)}")
+    if span.upper is not None:
+        conditions.append(f"tier_key < {_int64(span.upper)}")
+    (first, *more) = table.shape.pk
+    tied = one_of(predicate, first) if not more else None
+    if tied and table.shape.named(first).heap.type.name in _TEXT_KEYS:
+        texts = [str(value) for value in tied if isinstance(value, int | str) and "\x00" not in str(value)]
+        if len(texts) == len(tied):
+            conditions.append(f"pk IN ({', '.join(map(text_literal, texts))})")
+    return " AND ".join(conditions)
+
+
+def payload_text(column: SeamColumn, former: Sequence[str] = ()) -> str:
+    """The text of a column in a payload; a payload from before the column shows what Postgres shows for such rows."""
+    names = [column.name, *former]
+    missing = column.heap.missing_value
+    if len(names) == 1 and missing is None:
+        return f"payload ->> {text_literal(column.name)}"
+    cases = " ".join(f"WHEN payload ? {text_literal(name)} THEN payload ->> {text_literal(name)}" for name in names)
+    return f"CASE {cases} ELSE {'NULL' if missing is None else text_literal(missing)} END"
+
+
+def _pages(table: PinnedTable, spark: SparkSession) -> list[str]:
+    size = table.delta
+    cores = spark.sparkContext.defaultParallelism
+    return [ctid_predicate(split) for split in ctid_splits(size.pages, size.table_bytes, SPLIT_BYTES, cores)]
+
+
+def _gathered(
+    items: Sequence[Item], produce: Callable[[Item], Iterator[pa.RecordBatch]], columns: Sequence[SeamColumn]
+) -> pa.Table:
+    import pyarrow as pa
+
+    from modak.lake.decode import arrow_schema
+
+    batches = (batch for item in items for batch in produce(item))
+    return pa.Table.from_batches(batches, schema=arrow_schema([each.mapped.column for each in columns]))
+
+
+def _mapped(columns: Sequence[SeamColumn]) -> tuple[MappedColumn, ...]:
+    return tuple(column.mapped for column in columns)
+
+
+def _int64(value: int) -> int:
+    return min(max(value, _INT64[0]), _INT64[1])

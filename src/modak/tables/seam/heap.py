@@ -1,0 +1,89 @@
+"""The hot part of a seam read: leaves of the heap, cut into page ranges, streamed by Spark tasks under one snapshot.
+
+Columns and filters are in the SQL text, so Postgres sends only what is asked for. Memory per task is one Arrow batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from modak.lake.types import quoted_identifier, select_list
+from modak.postgres.dsn import Dsn
+from modak.postgres.model import Leaf, PgTable
+from modak.postgres.splits import ctid_predicate, ctid_splits
+from modak.spark.frames import frame_of
+from modak.tables.seam.columns import SeamColumn, struct_of
+from modak.tables.seam.pinned import PinnedTable
+from modak.tables.seam.plan import Span, leaves_of
+from modak.tables.seam.predicate import Predicate, one_of, to_sql
+from modak.tables.seam.streams import HeapSplit, heap_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SPLIT_BYTES = 64 << 20
+
+
+def heap_queries(
+    table: PinnedTable, span: Span, columns: Sequence[SeamColumn], predicate: Predicate | None, cores: int
+) -> tuple[str, ...]:
+    """The SQL of every task."""
+    # Text, because it travels to ADBC connections: identifiers and literals are quoted, pages are numbers.
+    leaves = leaves_of(table.heap.leaves, span) if table.heap.partition_strategy else (_whole(table.heap),)
+    mapped = [column.mapped for column in columns]
+    asked = to_sql(predicate, table.heap.columns)
+    keyed = one_of(predicate, table.shape.pk[0]) is not None and asked is not None
+    total = sum(leaf.bytes for leaf in leaves) or 1
+    queries = []
+    for leaf in leaves:
+        name = f"{quoted_identifier(leaf.schema)}.{quoted_identifier(leaf.name)}"
+        share = max(1, round(cores * leaf.bytes / total))
+        # A filter on the key is answered by the index, which page ranges would keep Postgres from using.
+        pages = ((0, None),) if keyed else ctid_splits(leaf.pages, leaf.bytes, SPLIT_BYTES, share)
+        for split in pages:
+            conditions = [*([asked] if asked else []), *_hot_only(table, leaf)]
+            if len(pages) > 1:
+                conditions.insert(0, ctid_predicate(split))
+            where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+            # A partition of a mirrored table may be partitioned itself; it has no pages of its own.
+            only = "" if leaf.kind == "p" else "ONLY "
+            queries.append(f"SELECT {select_list(mapped)} FROM {only}{name}{where}")  # noqa: S608
+    return tuple(queries)
+
+
+def heap_frame(
+    spark: SparkSession, dsn: Dsn, snapshot: str, queries: Sequence[str], columns: Sequence[SeamColumn]
+) -> DataFrame:
+    """The rows of the queries, as Spark tasks read them."""
+    mapped = tuple(column.mapped for column in columns)
+    splits = [HeapSplit(dsn, query, snapshot, mapped) for query in queries]
+    return frame_of(spark, struct_of(columns), splits, heap_rows)
+
+
+def _hot_only(table: PinnedTable, leaf: Leaf) -> Iterator[str]:
+    """The cut at T, where a leaf reaches below it: those rows are the lake's, though the heap may still have them."""
+    t = table.pin.t
+    if t is not None and (leaf.is_default or leaf.lower is None or leaf.lower < t):
+        axis = table.record.axis
+        kind = table.shape.named(table.shape.tier_key).heap.type.name
+        yield f"{quoted_identifier(table.shape.tier_key)} >= '{axis.literal(t)}'::{kind}"
+
+
+def _whole(heap: PgTable) -> Leaf:
+    """A table without partitions is its own leaf."""
+    return Leaf(
+        oid=heap.oid,
+        schema=heap.name.schema,
+        name=heap.name.name,
+        lower=None,
+        upper=None,
+        is_default=False,
+        relfilenode=heap.relfilenode,
+        pages=heap.pages,
+        bytes=heap.bytes,
+        rows_estimate=heap.rows_estimate,
+        detach_pending=False,
+        kind=heap.relkind,
+        is_spill=False,
+    )
