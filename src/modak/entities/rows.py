@@ -1,0 +1,250 @@
+"""Rows of a store out of Postgres: which SQL reads them, in portions that memory can hold.
+
+Two queries under one snapshot. The first gives the keys with the fixed columns and those of `entity_main`, the second
+the rows of `eav_data`, both in the order in which the heap has them: an order or a grouping by Postgres would cost six
+times as much as `pivot.py` needs to bring them together. Memory is bounded by `PORTION_BYTES` of each: keys that have
+more are halved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from modak.core.errors import ModakError
+from modak.entities.address import Address
+from modak.entities.pivot import Rows, bound_to_columns, in_key_order, pivot
+from modak.entities.plan import KeyRange
+from modak.entities.registry import Attribute, EntitySchema
+from modak.entities.tables import EntityTables, identifier
+from modak.postgres.arrow import stream
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PORTION_BYTES = 1 << 30
+"""What each of the two queries may bring for one portion; keys that have more are halved."""
+_NATIVE = frozenset({"smallint", "integer", "bigint"})
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Dirty rows by their ids: what a delta file holds."""
+
+    row_ids: tuple[str, ...]
+
+    def halves(self) -> tuple[Listed, Listed]:
+        """The same rows in two."""
+        middle = len(self.row_ids) // 2
+        return Listed(self.row_ids[:middle]), Listed(self.row_ids[middle:])
+
+
+@dataclass(frozen=True, slots=True)
+class Dirty:
+    """All dirty rows with ids in a range: what a read adds to the files."""
+
+    within: KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """All live rows with ids in a range: what a base file holds. `settled` leaves out those that are dirty."""
+
+    within: KeyRange
+    settled: bool = False
+
+
+Keys = Listed | Dirty | Live
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows are read: a database, a snapshot in it, the tables and the schema."""
+
+    address: Address
+    snapshot: str
+    tables: EntityTables
+    schema: EntitySchema
+    timeout_seconds: float = 0.0
+    """How long one query may take; 0 means as long as it takes."""
+
+
+class _TooMuch(Exception):
+    """More bytes than one portion may hold; `row_ids` are those of the rows that had arrived."""
+
+    def __init__(self, row_ids: Any) -> None:
+        super().__init__()
+        self.row_ids = row_ids
+
+
+def rows_of(source: Source, keys: Keys, limit: int = PORTION_BYTES) -> Iterator[Rows]:
+    """The rows of some keys, in portions that fit into memory, sorted throughout."""
+    try:
+        rows = _portion(source, keys, limit)
+        if rows is not None:
+            yield rows
+        return
+    except _TooMuch as much:
+        halves = _halves(keys, much.row_ids)
+    # A single row is taken whole, whatever it holds.
+    for part in halves or (keys,):
+        yield from rows_of(source, part, limit if halves else 64 * limit)
+
+
+def _portion(source: Source, keys: Keys, limit: int) -> Rows | None:
+    main = in_key_order(_fetched(source, main_query(source.tables, source.schema, keys), limit))
+    if main.num_rows == 0:
+        return None
+    loose = [each for each in source.schema.attributes if each.column is None]
+    try:
+        eav = _fetched(source, eav_query(source.tables, source.schema, keys), limit) if loose else None
+    except _TooMuch:
+        raise _TooMuch(main.column("row_id")) from None
+    return pivot(source.schema, main, eav)
+
+
+def main_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
+    """The SQL of the keys and everything but `eav_data`. Text, because it travels to an ADBC connection in a task."""
+    bound = [sql.SQL("{} AS {}").format(_wire(each), _name(at)) for at, each in enumerate(bound_to_columns(schema))]
+    number = sql.Literal(schema.schema_id)
+    if isinstance(keys, Live):
+        settled = (
+            sql.SQL(
+                " AND NOT EXISTS (SELECT FROM {log} c WHERE c.schema_id = {schema} AND c.flushed_at = 0"
+                " AND c.row_id = m.ltbase_row_id)"
+            ).format(log=identifier(tables.log), schema=number)
+            if keys.settled
+            else sql.SQL("")
+        )
+        query = sql.SQL(
+            "SELECT m.ltbase_row_id AS key, m.ltbase_row_id::text AS row_id, m.ltbase_updated_at AS changed_at,"
+            " 0::int8 AS deleted_at, m.ltbase_created_at AS created, m.ltbase_updated_at AS updated,"
+            " m.ltbase_deleted_at AS deleted{bound} FROM {main} m WHERE m.ltbase_schema_id = {schema}"
+            " AND m.ltbase_deleted_at IS NULL{within}{settled}"
+        ).format(
+            bound=_more(bound),
+            main=identifier(tables.main),
+            schema=number,
+            within=_within("m.ltbase_row_id", keys.within),
+            settled=settled,
+        )
+        return query.as_string()
+    query = sql.SQL(
+        "SELECT c.row_id AS key, c.row_id::text AS row_id, stamp.at AS changed_at,"
+        " CASE WHEN m.ltbase_row_id IS NULL OR m.ltbase_deleted_at IS NOT NULL"
+        " THEN greatest(coalesce(m.ltbase_deleted_at, c.deleted_at, stamp.at), 1) ELSE 0 END AS deleted_at,"
+        " m.ltbase_created_at AS created, m.ltbase_updated_at AS updated, m.ltbase_deleted_at AS deleted{bound}"
+        " FROM {log} c LEFT JOIN {main} m ON m.ltbase_schema_id = {schema} AND m.ltbase_row_id = c.row_id"
+        " LEFT JOIN LATERAL (SELECT greatest(c.changed_at, coalesce(max(p.changed_at) + 1, c.changed_at)) AS at"
+        " FROM {log} p WHERE p.schema_id = {schema} AND p.row_id = c.row_id AND p.flushed_at <> 0) stamp ON true"
+        " WHERE c.schema_id = {schema} AND c.flushed_at = 0{chosen}"
+    ).format(
+        bound=_more(bound),
+        log=identifier(tables.log),
+        main=identifier(tables.main),
+        schema=number,
+        chosen=_chosen("c.row_id", keys),
+    )
+    return query.as_string()
+
+
+def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
+    """The SQL of the attribute rows: key, attribute, index and both values; which one counts, the type decides."""
+    loose = [each for each in schema.attributes if each.column is None]
+    number = sql.Literal(schema.schema_id)
+    among = (
+        sql.SQL(
+            " AND row_id IN (SELECT c.row_id FROM {log} c WHERE c.schema_id = {schema} AND c.flushed_at = 0{within})"
+        ).format(log=identifier(tables.log), schema=number, within=_within("c.row_id", keys.within))
+        if isinstance(keys, Dirty)
+        else sql.SQL("")
+    )
+    query = sql.SQL(
+        "SELECT row_id AS key, attr_id, nullif(array_indices, '') AS at, value_text, value_numeric"
+        " FROM {eav} WHERE schema_id = {schema}{chosen}{among} AND attr_id = ANY({wanted}::int2[])"
+    ).format(
+        eav=identifier(tables.eav),
+        schema=number,
+        wanted=sql.Literal([each.id for each in loose]),
+        chosen=_chosen("row_id", keys),
+        among=among,
+    )
+    return query.as_string()
+
+
+def _fetched(source: Source, query: str, limit: int) -> pa.Table:
+    import pyarrow as pa
+
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    until = time.monotonic() + source.timeout_seconds if source.timeout_seconds else None
+    with stream(source.address.fresh(), query, snapshot=source.snapshot) as opened:
+        schema = opened.schema
+        for batch in opened:
+            batches.append(batch)
+            size += batch.nbytes
+            if size > limit:
+                raise _TooMuch(pa.Table.from_batches(batches).column("row_id") if "row_id" in schema.names else None)
+            if until is not None and time.monotonic() > until:
+                raise ModakError(
+                    "entities.timeout",
+                    f"Reading rows took longer than {source.timeout_seconds:g} s.",
+                    hint="Raise MODAK_ENTITIES_QUERY_TIMEOUT, or lower the batch size.",
+                    retryable=True,
+                )
+    return pa.Table.from_batches(batches, schema)
+
+
+def _halves(keys: Keys, row_ids: Any) -> Sequence[Keys]:
+    """The same keys in two, cut in the middle of the ids that are known; nothing where there is only one."""
+    if isinstance(keys, Listed):
+        return keys.halves() if len(keys.row_ids) > 1 else ()
+    import pyarrow.compute as pc
+
+    known = pc.unique(row_ids)
+    if len(known) < 2:
+        return ()
+    middle = known[pc.sort_indices(known)[len(known) // 2].as_py()].as_py()
+    parts = (KeyRange(keys.within.lower, middle), KeyRange(middle, keys.within.upper))
+    if isinstance(keys, Dirty):
+        return tuple(map(Dirty, parts))
+    return tuple(Live(part, keys.settled) for part in parts)
+
+
+def _wire(attribute: Attribute) -> sql.Composed:
+    column = sql.Identifier("m", attribute.column or "")
+    family = (attribute.column or "").partition("_")[0]
+    if family in _NATIVE and attribute.scalar != "numeric":
+        return sql.SQL("{}").format(column)
+    if family == "double":
+        # A number's shortest text is exact; its own cast to numeric keeps fifteen digits.
+        return sql.SQL("{}::text::numeric::text").format(column)
+    return sql.SQL("{}::text").format(column)
+
+
+def _name(at: int) -> sql.Identifier:
+    return sql.Identifier(f"b{at}")
+
+
+def _more(columns: Sequence[sql.Composed]) -> sql.Composed:
+    return sql.Composed([part for column in columns for part in (sql.SQL(", "), column)])
+
+
+def _chosen(column: str, keys: Keys) -> sql.Composed:
+    if isinstance(keys, Listed):
+        among: Any = f" AND {column} = ANY({{}}::uuid[])"
+        return sql.SQL(among).format(sql.Literal("{" + ",".join(keys.row_ids) + "}"))
+    return _within(column, keys.within)
+
+
+def _within(column: str, within: KeyRange) -> sql.Composed:
+    parts: list[sql.Composed] = []
+    for sign, bound in ((">=", within.lower), ("<", within.upper)):
+        if bound is not None:
+            text: Any = f" AND {column} {sign} {{}}::uuid"
+            parts.append(sql.SQL(text).format(sql.Literal(bound)))
+    return sql.Composed(parts)

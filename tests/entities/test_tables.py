@@ -1,0 +1,203 @@
+"""The three tables: made once, checked always, and no write goes by unseen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from secrets import token_hex
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from modak.core.errors import Refused, UsageError
+from modak.entities.compaction import compact
+from modak.entities.config import CDCConfig
+from modak.entities.flushing import flush
+from modak.entities.initial import init
+from modak.entities.reconciling import reconcile
+from modak.entities.tables import EntityTables, check, install
+from modak.entities.verifying import verify
+from modak.postgres.connect import connect
+from modak.postgres.dsn import Dsn
+from modak.postgres.embedded import EmbeddedServer
+from tests.entities.world import SCHEMA, World, key
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_install_can_be_run_again_and_takes_odd_names(fresh_database: Dsn) -> None:
+    tables = EntityTables.of(
+        CDCConfig(change_log_table='"Odd Log"', entity_main_table='odd."Main; drop"', eav_data_table="odd.eav")
+    )
+    with connect(fresh_database, autocommit=True) as conn:
+        conn.execute("CREATE SCHEMA odd")
+        with pytest.raises(Refused, match="no table") as caught:
+            check(conn, tables)
+        assert "entities install" in caught.value.hint
+        first = install(conn, tables)
+        assert install(conn, tables) == first
+        conn.execute("INSERT INTO odd.eav VALUES (1, gen_random_uuid(), 1) ")
+        assert conn.execute('SELECT count(*) FROM public."Odd Log" WHERE flushed_at = 0').fetchone() == (1,)
+
+
+def test_every_flow_takes_odd_names(world: World) -> None:
+    world.sql("CREATE SCHEMA odd")
+    world.configure(
+        change_log_table='"Odd ""Log"', entity_main_table='odd."Main; drop"', eav_data_table='odd."eav {main}"'
+    )
+    with world.connect() as conn:
+        install(conn, world.store.tables)
+    world.sql(
+        'INSERT INTO odd."Main; drop" (ltbase_schema_id, ltbase_row_id, text_01, ltbase_created_at, ltbase_updated_at)'
+        " VALUES (7, %s, 'one', 1, 1), (7, %s, 'two', 1, 1)",
+        (key(1), key(2)),
+    )
+    assert flush(world.store)[0].rows == 2
+    world.sql("INSERT INTO odd.\"eav {main}\" VALUES (7, %s, 4, '', NULL, 5)", (key(1),))
+    assert world.read()[key(1)]["qty"] == 5
+    assert init(world.store, SCHEMA, replace_delta=True).rows == 2
+    assert (verify(world.store, SCHEMA).compared, compact(world.store)[0].error) == (2, None)
+    assert reconcile(world.store, SCHEMA, repair=True, gc=True).deleted == 0
+    assert world.titles() == {1: "one", 2: "two"}
+    with pytest.raises(UsageError, match="has a % in it"):
+        EntityTables.of(CDCConfig(eav_data_table='"eav %s"'))
+
+
+def test_tables_of_another_shape_are_refused_with_everything_that_is_wrong(fresh_database: Dsn) -> None:
+    with connect(fresh_database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE change_log (schema_id int, row_id uuid, flushed_at int8, PRIMARY KEY (row_id))")
+        with pytest.raises(Refused) as caught:
+            install(conn, EntityTables.of(CDCConfig()))
+        for part in ("schema_id is integer", "no column changed_at", "primary key"):
+            assert part in caught.value.message
+        assert conn.execute("SELECT to_regclass('entity_main')").fetchone() == (None,)
+
+
+def test_a_store_whose_writes_are_not_watched_is_never_flushed(world: World) -> None:
+    world.many(0, 2)
+    for statement in (
+        "ALTER TABLE eav_data DISABLE TRIGGER modak_entities_update",
+        "ALTER TABLE eav_data ENABLE TRIGGER modak_entities_update",
+        "DROP TRIGGER modak_entities_update ON eav_data",
+    ):
+        world.sql(statement)
+        with pytest.raises(Refused, match="are not watched") as caught:
+            flush(world.store)
+        assert "entities install" in caught.value.hint
+    with world.connect() as conn:
+        install(conn, world.store.tables)
+    assert flush(world.store)[0].rows == 2
+
+
+@pytest.mark.parametrize("table", ["entity_main", "eav_data", "change_log"])
+def test_truncate_is_refused(world: World, table: str) -> None:
+    world.many(0, 2)
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="TRUNCATE"):
+        world.sql(f"TRUNCATE {table}")
+
+
+def test_every_kind_of_write_makes_its_rows_dirty(world: World) -> None:
+    world.many(0, 6)
+    flush(world.store)
+    assert world.dirty() == 0
+    world.sql(
+        "SET session_replication_role = replica; UPDATE entity_main SET text_01 = 'x' WHERE ltbase_row_id = '"
+        + key(0)
+        + "'"
+    )
+    assert world.dirty() == 1
+    world.sql("UPDATE entity_main SET ltbase_row_id = %s WHERE ltbase_row_id = %s", (key(77), key(1)))
+    assert world.dirty() == 3
+    world.sql("DELETE FROM eav_data WHERE row_id = %s", (key(2),))
+    world.sql("DELETE FROM entity_main WHERE ltbase_row_id = %s", (key(3),))
+    world.sql("UPDATE eav_data SET value_numeric = 5 WHERE row_id = %s", (key(4),))
+    assert world.dirty() == 6
+    with (
+        psycopg.connect(world.dsn.conninfo()) as conn,
+        conn.cursor().copy("COPY eav_data (schema_id, row_id, attr_id, value_numeric) FROM STDIN") as copy,
+    ):
+        copy.write_row((SCHEMA, key(5), 3, 1))
+    assert world.dirty() == 7
+    before = world.read()
+    flush(world.store)
+    assert world.dirty() == 0
+    assert {row_id: row["title"] for row_id, row in world.read().items()} == {
+        row_id: row["title"] for row_id, row in before.items()
+    }
+
+
+def test_writers_of_the_same_rows_in_other_orders_do_not_wait_in_a_circle(world: World) -> None:
+    world.many(0, 40)
+    failures: list[Exception] = []
+
+    def update(attribute: int, order: str) -> None:
+        """Attributes of its own, so that two of these only meet in the log."""
+        try:
+            for turn in range(15):
+                world.sql(
+                    f"INSERT INTO eav_data SELECT 7, row_id, {attribute}, '{turn}' FROM eav_data WHERE attr_id = 4"
+                    f" ORDER BY row_id {order}"
+                )
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=update, args=pair) for pair in ((3, "ASC"), (6, "DESC"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_the_log_keeps_one_flushed_slot_per_row(world: World) -> None:
+    for turn in range(4):
+        world.put(1, title=f"turn {turn}")
+        flush(world.store)
+    assert world.sql("SELECT count(*), min(flushed_at) > 0 FROM change_log") == [(1, True)]
+
+
+def test_dirty_rows_are_found_by_the_partial_index(world: World) -> None:
+    world.sql(
+        "INSERT INTO change_log SELECT 7, gen_random_uuid(), 1, 1 FROM generate_series(1, 20000); ANALYZE change_log"
+    )
+    plan = world.sql(
+        "EXPLAIN SELECT row_id FROM change_log WHERE schema_id = 7 AND flushed_at = 0 ORDER BY changed_at LIMIT 5"
+    )
+    assert "change_log_dirty" in str(plan)
+
+
+def test_rows_that_a_subscription_applies_are_dirty_too(server: EmbeddedServer, world: World) -> None:
+    """Applying fires no statement triggers; another database of the same server is the publisher."""
+    name = f"publisher_{token_hex(4)}"
+    with connect(server.dsn("postgres"), autocommit=True) as conn:
+        conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        publisher = World(server.dsn(name), world.objects)
+        publisher.sql("CREATE PUBLICATION here FOR TABLE entity_main, eav_data")
+        publisher.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
+        where = publisher.dsn.conninfo().replace("'", "''")
+        world.sql(
+            f"CREATE SUBSCRIPTION there CONNECTION '{where}' PUBLICATION here"
+            f" WITH (create_slot = false, slot_name = '{name}', copy_data = false)"
+        )
+        publisher.put(1, title="applied", qty=5)
+        publisher.put(2, title="short")
+        publisher.delete(2)
+        publisher.put(3, title="last")
+        until(lambda: 3 in world.titles())
+        assert world.titles() == {1: "applied", 3: "last"}
+        assert world.dirty() == 3
+        flush(world.store)
+        publisher.put(1, title="again")
+        until(lambda: world.titles()[1] == "again")
+    finally:
+        world.sql("DROP SUBSCRIPTION IF EXISTS there")
+        with connect(server.dsn("postgres"), autocommit=True) as conn:
+            conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
