@@ -1,144 +1,204 @@
-"""The daemon: campaign, repair, then the same pass over every table, cycle after cycle.
+"""The daemon: campaign, repair, then round after round over all tables; the stores and other services beside them.
 
-A table that fails backs off alone and says why; the others go on. Losing the lease sends the process back to
-campaigning. Losing the JVM ends the process, so that its supervisor starts a whole one.
+A round looks at every table in one query and offers what is due to a crew of a few threads. A table that fails backs
+off alone and says why; the others go on. Losing the lease sends the process back to campaigning. Losing Postgres is
+waited out. Losing the JVM ends the process, so that its supervisor starts a whole one.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import psycopg
 import structlog
 
-from modak.catalog.records import TableRecord
+from modak.catalog import pins
+from modak.catalog.fleet import glance
 from modak.core.errors import ModakError, NotLeader
-from modak.core.faults import InjectedFault
-from modak.core.names import TableName
 from modak.postgres.connect import translate
+from modak.runtime import loads, metrics, mirrors, publishing
+from modak.runtime.crew import FATAL, Crew
 from modak.runtime.leader import Leader
+from modak.runtime.maintaining import serving as maintaining
+from modak.runtime.pulse import Pulse
+from modak.runtime.schedule import Item, Kind, Schedule
+from modak.runtime.stores import serving
+from modak.tables.fold.run import fold
 from modak.tables.repair import repair
+from modak.tables.retention.run import retain
 from modak.tables.site import Site
 from modak.tables.tiering.run import TieringReport, tier
 
 log = structlog.get_logger()
 
-LONGEST_BACKOFF_SECONDS = 300.0
-FATAL = frozenset({"spark.gateway_lost"})
-
 OnReport = Callable[[TieringReport], None]
 OnEvent = Callable[[str, Mapping[str, object]], None]
 
-
-@dataclass
-class _Patience:
-    """Tables that failed wait longer each time, up to a limit."""
-
-    until: dict[TableName, float] = field(default_factory=dict)
-    failures: dict[TableName, int] = field(default_factory=dict)
-
-    def waits(self, name: TableName, now: float) -> bool:
-        return now < self.until.get(name, 0.0)
-
-    def failed(self, name: TableName, now: float, base: float) -> float:
-        count = self.failures.get(name, 0)
-        self.failures[name] = count + 1
-        pause = min(base * 2.0 ** min(count, 20), LONGEST_BACKOFF_SECONDS)
-        self.until[name] = now + pause
-        return pause
-
-    def worked(self, name: TableName) -> None:
-        self.until.pop(name, None)
-        self.failures.pop(name, None)
+FIRST_PAUSE_SECONDS = 0.2
+"""After the first failure to reach Postgres; the pause doubles up to the campaign interval."""
 
 
-def run(site: Site, *, stop: threading.Event, on_event: OnEvent | None = None) -> None:
+LATE_SECONDS = 120.0
+"""How long a worker that lost the lease waits for its own work to notice."""
+
+
+def run(site: Site, *, stop: threading.Event, on_event: OnEvent | None = None, pulse: Pulse | None = None) -> None:
     """Host the daemon until `stop` is set."""
-    settings = site.settings
-    _warm(site)
+    pulse = pulse or Pulse(site.clock)
+    settings = site.settings.leader
+    _warm(site, pulse)
+    failures = 0
     while not stop.is_set():
+        pulse.became("standby")
         try:
-            leader = Leader.campaign(site, settings.leader.campaign_interval_seconds, stop)
+            leader = Leader.campaign(site, settings.campaign_interval_seconds, stop)
+            failures = 0
+            pulse.became("leading", leader.epoch.number)
+            with (
+                leader,
+                serving(site, leader),
+                mirrors.serving(site, leader),
+                loads.serving(site, leader),
+                maintaining(site, leader),
+            ):
+                _lead(site, leader, stop, on_event, pulse)
         except NotLeader:
+            failures = 0
             log.debug("leader.standby")
-            continue
-        except ModakError as error:
+        except (ModakError, psycopg.Error) as raised:
+            error = translate(raised) if isinstance(raised, psycopg.Error) else raised
             if error.code in FATAL or not error.retryable:
-                raise
+                raise error from raised
             log.warning("daemon.waiting", code=error.code, because=error.message)
-            stop.wait(settings.leader.campaign_interval_seconds)
-            continue
-        with leader:
-            _lead(site, leader, stop, on_event)
+            stop.wait(_pause(failures, settings.campaign_interval_seconds))
+            failures += 1
+    pulse.became("stopping")
 
 
-def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent | None) -> None:
-    patience = _Patience()
-    repaired = False
+def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent | None, pulse: Pulse) -> None:
+    settings = site.settings.tiering
+    schedule = Schedule(settings.cycle_interval_seconds)
+
+    def act(item: Item) -> bool:
+        return perform(site, leader, item, on_event)
+
+    crew = Crew(schedule, act, site.clock, settings.concurrent_tables, metrics.worked)
+    pulse.doing = crew.shown
+    repaired, failures = False, 0
+    try:
+        with crew:
+            while not stop.is_set() and not leader.lost:
+                pulse.beat()
+                try:
+                    if not repaired:
+                        repair(site, leader.epoch)
+                        repaired = True
+                    _round(site, leader, crew, stop, pulse)
+                    failures = 0
+                except NotLeader:
+                    break
+                except (ModakError, psycopg.Error) as raised:
+                    error = translate(raised) if isinstance(raised, psycopg.Error) else raised
+                    if error.code in FATAL:
+                        raise error from raised
+                    log.error("cycle.failed", code=error.code, error=error.message, hint=error.hint)
+                    stop.wait(_pause(failures, settings.cycle_interval_seconds))
+                    failures += 1
+            # What runs may end; then the lease goes, whatever still runs: its epoch keeps it from changing anything.
+            # One that lost the lease does not campaign again while its own late work is still under way.
+            crew.leave(LATE_SECONDS if leader.lost and not stop.is_set() else site.settings.leader.lease_seconds)
+    finally:
+        pulse.doing = dict
+
+
+def _round(site: Site, leader: Leader, crew: Crew, stop: threading.Event, pulse: Pulse) -> None:
+    """Look, offer, and wait until it is time for the next look; ends early when the lead is lost or all must end."""
+    began = site.clock.monotonic()
+    pulse.last_cycle = site.clock.now().timestamp()
+    look(site, crew)
+    until = began + site.settings.tiering.cycle_interval_seconds
+    drained = False
     while not stop.is_set() and not leader.lost:
-        try:
-            if not repaired:
-                repair(site, leader.epoch)
-                repaired = True
-            cycle(site, leader, patience, stop, on_event)
-        except NotLeader:
+        crew.check()
+        rest = until - site.clock.monotonic()
+        if not drained and (drained := crew.drained(min(max(rest, 0.0), 0.5))):
+            pulse.cycle_seconds = site.clock.monotonic() - began
+            metrics.cycled(pulse.cycle_seconds)
+        if rest <= 0:
             return
-        except ModakError as error:
-            if error.code in FATAL:
-                raise
-            log.error("cycle.failed", code=error.code, error=error.message, hint=error.hint)
-        stop.wait(site.settings.tiering.cycle_interval_seconds)
+        pulse.beat()
+        if drained:
+            stop.wait(min(rest, 0.5))
+    crew.check()
+
+
+def look(site: Site, crew: Crew) -> None:
+    """See what is due, and have it done."""
+    site.follow_profiles()
+    uri = site.settings.lake.catalog_uri
+    try:
+        with site.connect(autocommit=True) as conn:
+            metrics.PINS.inc(pins.sweep(conn))
+            seen = glance(conn, uri)
+    except psycopg.Error as error:
+        raise translate(error) from error
+    crew.offer(seen, publishing=uri is not None)
 
 
 def cycle(
     site: Site,
     leader: Leader,
-    patience: _Patience,
+    schedule: Schedule,
     stop: threading.Event,
     on_event: OnEvent | None = None,
 ) -> None:
-    """One round over all tables."""
-    for record in site.reader.tables():
-        if stop.is_set() or leader.lost:
-            return
-        if record.mode == "tiered" and not patience.waits(record.name, site.clock.monotonic()):
-            _pass(site, leader, record, patience, on_event)
+    """One round over all tables, done when all of it is done."""
+    with Crew(schedule, lambda item: perform(site, leader, item, on_event), site.clock, 1) as crew:
+        look(site, crew)
+        while not stop.is_set() and not leader.lost and not crew.drained(0.5):
+            continue
+        crew.leave(site.settings.leader.lease_seconds)
+        crew.check()
 
 
-def _pass(site: Site, leader: Leader, record: TableRecord, patience: _Patience, on_event: OnEvent | None) -> None:
-    try:
-        report = tier(site, leader.epoch, record.name)
-    except NotLeader:
-        raise
-    except (ModakError, psycopg.Error) as raised:
-        error = translate(raised) if isinstance(raised, psycopg.Error) else raised
-        if error.code in FATAL:
-            raise error from raised
-        pause = patience.failed(record.name, site.clock.monotonic(), site.settings.tiering.cycle_interval_seconds)
-        log.error(
-            "cycle.failed",
-            table=str(record.name),
-            code=error.code,
-            error=error.message,
-            hint=error.hint,
-            again_in_seconds=round(pause, 1),
-        )
-        return
-    except InjectedFault:
-        raise
-    except Exception:
-        pause = patience.failed(record.name, site.clock.monotonic(), site.settings.tiering.cycle_interval_seconds)
-        log.exception("cycle.crashed", table=str(record.name), again_in_seconds=round(pause, 1))
-        return
-    patience.worked(record.name)
-    if on_event is not None and report.changed:
-        on_event("pass", {"table": str(record.name), "rows": report.rows, "dropped": len(report.dropped)})
+def perform(site: Site, leader: Leader, item: Item, on_event: OnEvent | None = None) -> bool:
+    """Do one item; True: nothing was to be done."""
+    if leader.lost:
+        raise NotLeader("lease.lost", "The lease is lost.", retryable=True)
+    event: tuple[str, dict[str, object]] | None = None
+    rests = True
+    match item.kind:
+        case Kind.TIER:
+            report = tier(site, leader.epoch, item.name)
+            rests = not report.changed and not report.deferred
+            if report.changed:
+                event = ("pass", {"rows": report.rows, "dropped": len(report.dropped)})
+        case Kind.FOLD:
+            folded = fold(site, leader.epoch, item.name)
+            rests = not folded.changed
+            if folded.changed:
+                event = ("fold", {"rows": folded.rows, "left": folded.left})
+        case Kind.RETAIN:
+            retained = retain(site, leader.epoch, item.name)
+            rests = retained.moved_to is None
+        case Kind.PUBLISH:
+            publishing.publish(site, item.name)
+    if event is not None and on_event is not None:
+        on_event(event[0], {"table": str(item.name), **event[1]})
+    return rests
 
 
-def _warm(site: Site) -> None:
+def _pause(failures: int, longest: float) -> float:
+    """Longer from failure to failure, and never the same for two workers."""
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 20), longest) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def _warm(site: Site, pulse: Pulse) -> None:
     """The first job of a session is three times slower; better now than in the first pass."""
-    from modak.spark.session import warm
+    from modak.spark.session import gateway_of, warm
 
+    gateway = gateway_of(site.spark)
+    pulse.jvm_alive = gateway.alive
     warm(site.spark)

@@ -39,7 +39,11 @@ class Leader:
         lease = Lease(site.dsn, holder_name(), settings.lease_seconds, site.clock)
         deadline = site.clock.monotonic() + wait_seconds
         while True:
-            epoch = lease.campaign()
+            try:
+                epoch = lease.campaign()
+            except ModakError:
+                lease.close()
+                raise
             if epoch is not None:
                 log.info("leader.acquired", epoch=epoch.number)
                 return cls(lease, epoch, settings.lease_seconds / 3)
@@ -52,15 +56,16 @@ class Leader:
                     retryable=True,
                 )
             pause = min(settings.campaign_interval_seconds, max(deadline - site.clock.monotonic(), 0.05))
-            if stop is not None:
-                stop.wait(pause)
-            else:
-                site.clock.sleep(pause)
+            lease.wait(pause, stop.is_set if stop else lambda: False)
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone; nothing that we do now would be accepted."""
-        return self._lost.is_set()
+        """Whether the lease is gone, or has run out by our own clock; nothing that we do now would be accepted."""
+        return self._lost.is_set() or self._lease.epoch is None
+
+    def resign(self) -> None:
+        """Stop leading: whoever looks at `lost` between steps ends its work."""
+        self._lost.set()
 
     def __enter__(self) -> Leader:
         self._renewer.start()
@@ -70,7 +75,9 @@ class Leader:
         self._ended.set()
         self._renewer.join(timeout=10)
         try:
-            if not self.lost:
+            if self.lost:
+                self._lease.close()
+            else:
                 self._lease.release()
         except ModakError as trouble:
             log.info("leader.release_failed", because=trouble.code)

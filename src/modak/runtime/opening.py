@@ -9,14 +9,14 @@ from modak.catalog import migrate
 from modak.config import Settings
 from modak.core.clock import Clock, SystemClock
 from modak.postgres.connect import connect
-from modak.postgres.dsn import Dsn
+from modak.postgres.place import dsn_of
 from modak.tables.site import Site
 
 
 @contextmanager
 def open_site(settings: Settings, *, clock: Clock | None = None) -> Iterator[Site]:
     """Find or start Postgres, bring the catalog up to date, and hand out the site."""
-    dsn = _dsn(settings)
+    dsn = dsn_of(settings)
     with connect(dsn) as conn:
         migrate.migrate(conn)
     site = Site(settings, dsn, clock or SystemClock())
@@ -24,14 +24,3 @@ def open_site(settings: Settings, *, clock: Clock | None = None) -> Iterator[Sit
         yield site
     finally:
         site.close()
-
-
-def _dsn(settings: Settings) -> Dsn:
-    given = settings.postgres
-    if given.url is not None:
-        return Dsn.parse(given.url, given.user, given.password.get_secret_value())
-    from modak.postgres.embedded import embedded
-
-    server = embedded(settings.home.path)
-    server.start()
-    return server.dsn()

@@ -1,0 +1,33 @@
+// Entity stores: what waits in Postgres, what lies in base and delta files.
+
+import { facts, grid, h, sheet } from "../dom.js";
+import { columns } from "../charts.js";
+import { get } from "../api.js";
+import { bytes, count, seconds } from "../format.js";
+
+export const entities = {
+  title: "Entities",
+  every: 10,
+  load: async (_argument, _query, who) => {
+    if (!who.stores.entities) return { off: true };
+    return { schemas: await get("/entities/status") };
+  },
+  draw(found) {
+    const lead = h("p", { class: "lead" }, "Changed entities are flushed into delta files; compaction folds them into the base.");
+    if (found.off) return [h("h1", {}, "Entities"), lead, h("p", { class: "empty" }, "No entity store is served. Set MODAK_ENTITIES_ENABLED=true.")];
+    const all = (name) => found.schemas.reduce((sum, one) => sum + Number(one[name] ?? 0), 0);
+    return [
+      h("h1", {}, "Entities"), lead,
+      facts([["Schemas", count(found.schemas.length)], ["Rows waiting", count(all("dirty"))], ["Quarantined", count(all("quarantined")), all("quarantined") ? "warn" : "good"], ["Base", bytes(all("base_bytes"))], ["Delta", bytes(all("delta_bytes"))]]),
+      found.schemas.length ? sheet("Rows in base files", columns(found.schemas.slice(0, 12).map((one) => [one.name, one.base_rows]), "Base rows by schema")) : null,
+      sheet("Schemas", grid("One row a schema.", [
+        { title: "Schema", cell: (one) => `${one.name} (${one.schema_id})` },
+        { title: "Waiting", number: true, cell: (one) => count(one.dirty) }, { title: "Oldest", number: true, cell: (one) => seconds(one.oldest_seconds) },
+        { title: "Quarantined", number: true, cell: (one) => (one.quarantined ? h("span", { class: "warn" }, count(one.quarantined)) : "0") },
+        { title: "Base", number: true, cell: (one) => `${count(one.base_rows)} rows, ${count(one.base_files)} files` },
+        { title: "Delta", number: true, cell: (one) => `${count(one.delta_rows)} rows, ${count(one.delta_files)} files` },
+        { title: "Compaction", extra: true, cell: (one) => one.compaction },
+      ], found.schemas, "No schema has any rows yet.")),
+    ];
+  },
+};

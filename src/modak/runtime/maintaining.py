@@ -1,0 +1,191 @@
+"""Lake maintenance beside the tables' own work, for as long as this process leads.
+
+One thread claims forced passes and runs the scheduled ones, table after table; another looks at lake health and cleans
+up after failed loads, whether or not maintenance is on. A long rewrite holds up neither tiering nor the pump: they
+commit in between, and the rewrite takes what they changed along. Both threads stop after the step that runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, LiteralString
+
+import structlog
+
+from modak.catalog import operators
+from modak.catalog.records import TableRecord
+from modak.catalog.write import CatalogWriter
+from modak.core.errors import ModakError, NotLeader
+from modak.core.faults import InjectedFault
+from modak.core.names import TableName
+from modak.runtime.leader import Leader
+from modak.tables.maintenance import health, requests
+from modak.tables.maintenance.loads import clean_failed_loads
+from modak.tables.maintenance.run import MaintenanceReport, maintain
+from modak.tables.site import Site
+from modak.tables.upkeep import release_tags
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 1.0
+"""How often requests are looked for."""
+_JOIN_SECONDS = 120.0
+_LAST: LiteralString = "SELECT table_id, maintained_at FROM modak.lake_stats WHERE maintained_at IS NOT NULL"
+
+
+@contextmanager
+def serving(site: Site, leader: Leader) -> Iterator[None]:
+    """Maintain and watch every table while the block runs."""
+    stop = threading.Event()
+
+    def stopping() -> bool:
+        return stop.is_set() or leader.lost
+
+    threads = [
+        threading.Thread(
+            target=_loop, args=("maintenance", Maintainer(site, leader, stopping).turn, POLL_SECONDS, stop)
+        ),
+        threading.Thread(target=_loop, args=("health", Watcher(site, leader).turn, _health_seconds(site), stop)),
+    ]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(_JOIN_SECONDS)
+
+
+def _health_seconds(site: Site) -> float:
+    return float(site.settings.maintenance.lake_stats_interval_seconds)
+
+
+def _loop(name: str, turn: Callable[[], None], seconds: float, stop: threading.Event) -> None:
+    threading.current_thread().name = f"modak-{name}"
+    while not stop.is_set():
+        try:
+            turn()
+        except NotLeader:
+            return
+        except ModakError as error:
+            log.error(f"{name}.failed", code=error.code, error=error.message, hint=error.hint)
+            if error.code == "spark.gateway_lost":
+                return
+        except Exception:
+            log.exception(f"{name}.crashed")
+        stop.wait(seconds)
+
+
+class Watcher:
+    """Health of every lake, and what failed loads have left."""
+
+    def __init__(self, site: Site, leader: Leader) -> None:
+        self._site = site
+        self._leader = leader
+
+    def turn(self) -> None:
+        """One look at everything."""
+        writer = self._site.writer(self._leader.epoch)
+        health.collect_all(self._site, writer)
+        clean_failed_loads(self._site, writer)
+
+
+class Maintainer:
+    """Forced passes first, then those that are due."""
+
+    def __init__(self, site: Site, leader: Leader, stopping: Callable[[], bool]) -> None:
+        self._site = site
+        self._leader = leader
+        self._stopping = stopping
+        self._begun = site.clock.now()
+
+    def turn(self) -> None:
+        """Claim what is asked for, and run what is due."""
+        writer = self._site.writer(self._leader.epoch)
+        while not self._stopping():
+            claimed = requests.claim(writer)
+            if claimed is None:
+                break
+            answer(self._site, self._leader, claimed, self._stopping)
+        for record in self._due():
+            if self._stopping():
+                return
+            run(self._site, self._leader, record.name, self._stopping)
+
+    def _due(self) -> list[TableRecord]:
+        interval = timedelta(seconds=self._site.settings.maintenance.interval_seconds)
+        with self._site.connect(autocommit=True) as conn:
+            last = dict(conn.execute(_LAST).fetchall())
+            held = operators.pauses(conn)
+        now = self._site.clock.now()
+        # A new table, or a catalog that never saw maintenance: counted from the start of this lead.
+        tables = (record for record in self._site.reader.tables() if record.table_id not in held)
+        return [record for record in tables if now - last.get(record.table_id, self._begun) >= interval]
+
+
+def run(
+    site: Site,
+    leader: Leader,
+    name: TableName,
+    stopping: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+    engine: str | None = None,
+) -> MaintenanceReport:
+    """One pass over a table, with what belongs around it."""
+    writer = site.writer(leader.epoch)
+    report = maintain(site, leader.epoch, name, on_progress=on_progress, stopping=stopping, engine=engine)
+    _release(site, writer, name)
+    record = site.reader.table(name)
+    if record is not None:
+        health.maintained(writer, record.table_id)
+    return report
+
+
+def _release(site: Site, writer: CatalogWriter, name: TableName) -> None:
+    """Stale tags go; a neighbour that is just doing the same is welcome to it."""
+    try:
+        release_tags(site, writer, name)
+    except NotLeader:
+        raise
+    except ModakError as error:
+        log.info("maintenance.tags_later", table=str(name), because=error.code)
+
+
+def answer(
+    site: Site,
+    leader: Leader,
+    claimed: requests.Claimed,
+    stopping: Callable[[], bool] = lambda: False,
+    engine: str | None = None,
+) -> MaintenanceReport | None:
+    """Run a forced pass and tell whoever waits for it."""
+    writer = site.writer(leader.epoch)
+    log.info("maintenance.requested", table=str(claimed.table), request=claimed.request_id)
+    try:
+        report = run(
+            site,
+            leader,
+            claimed.table,
+            stopping,
+            lambda progress: requests.tell(writer, claimed.request_id, progress),
+            engine,
+        )
+    except (NotLeader, InjectedFault):
+        raise
+    except ModakError as error:
+        requests.finish(writer, claimed.request_id, {}, f"{error.code}: {error.message}", None)
+        if error.code == "spark.gateway_lost":
+            raise
+        return None
+    except Exception as crash:
+        # Whoever waits must not wait for ever.
+        requests.finish(writer, claimed.request_id, {}, f"maintenance.crashed: {type(crash).__name__}", None)
+        raise
+    failed = "; ".join(f"{one.name}: {one.error}" for one in report.failed)
+    requests.finish(writer, claimed.request_id, report.plain(), failed or None, report.op_id)
+    return report

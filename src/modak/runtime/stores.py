@@ -1,0 +1,144 @@
+"""Entity stores and measurement stores, served beside the tables for as long as this process leads.
+
+Entities are flushed and compacted on their intervals, in threads of their own: a long compaction holds up no table.
+The registry is read anew at every turn, so that attributes can be added while the daemon runs.
+Measurements follow their schedules; what their jobs did is handed over to the catalog under the leader's epoch. All of
+it stops when the lead ends, after the step that runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from modak.catalog.lease import Epoch
+from modak.config import Settings
+from modak.core.errors import ModakError
+from modak.runtime.leader import Leader, holder_name
+from modak.tables.site import Site
+
+if TYPE_CHECKING:
+    from modak.measurements.manager import Manager
+    from modak.measurements.scheduler import Scheduler
+    from modak.measurements.watcher import CompletionWatcher
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Compacting:
+    """The compaction of measurements in this process, for those who are asked about it."""
+
+    manager: Manager
+    scheduler: Scheduler
+    watcher: CompletionWatcher
+
+
+@contextmanager
+def serving(site: Site, leader: Leader) -> Iterator[None]:
+    """Serve the stores that the settings enable while the block runs."""
+    with ExitStack() as stack:
+        if site.settings.entities.enabled:
+            stack.enter_context(_entities(site))
+        if site.settings.measurements.enabled:
+            stack.enter_context(_measurements(site, leader))
+        yield
+
+
+@contextmanager
+def _entities(site: Site) -> Iterator[None]:
+    from modak.entities.compaction import compact
+    from modak.entities.flushing import flush
+    from modak.entities.reconciling import collect
+    from modak.entities.store import EntityStore
+
+    chosen = site.settings.entities
+    dsn = site.dsn if chosen.pg_host is None else None
+
+    def opened() -> EntityStore:
+        return EntityStore.open(site.settings, dsn, spark=lambda: site.spark, clock=site.clock)
+
+    def tidy() -> None:
+        store = opened()
+        compact(store)
+        collect(store)
+
+    flushing = Repeating("entities-flush", chosen.flush_interval_seconds, lambda: flush(opened()))
+    compacting = Repeating("entities-compact", chosen.compact_interval_seconds, tidy)
+    with flushing, compacting:
+        yield
+
+
+@contextmanager
+def _measurements(site: Site, leader: Leader) -> Iterator[None]:
+    from modak.measurements.cluster import LeaderGate, PostgresBridge
+    from modak.measurements.opening import open_manager, open_state, runner_of, schedules_of
+    from modak.measurements.scheduler import Scheduler, SchedulerConfig
+    from modak.measurements.watcher import CompletionWatcher, CompletionWatcherConfig
+
+    def epoch() -> Epoch | None:
+        return None if leader.lost else leader.epoch
+
+    settings = site.settings
+    schedules = schedules_of(settings)
+    if not schedules:
+        log.warning("measurements.no_tier", because="every tier is switched off")
+        yield
+        return
+    folder = completion_folder(settings)
+    manager = open_manager(settings, open_state(settings, site.clock), runner_of(settings), folder)
+    manager.cleanup_orphaned_temp_dirs()
+    manager.cleanup_orphaned_completion_manifests(timedelta(0))
+    config = SchedulerConfig(manager, tuple(schedules), schedules=schedules, cluster_gate=LeaderGate(epoch))
+    scheduler = Scheduler(config)
+    watcher = CompletionWatcher(CompletionWatcherConfig(folder, PostgresBridge(site.dsn, holder_name(), epoch)))
+    watcher.start()
+    scheduler.start()
+    site.services["measurements"] = Compacting(manager, scheduler, watcher)
+    try:
+        yield
+    finally:
+        site.services.pop("measurements", None)
+        scheduler.stop()
+        watcher.stop()
+
+
+def completion_folder(settings: Settings) -> Path:
+    """Where the jobs of this machine tell what they did."""
+    return settings.measurements.temp_directory / ".completion" / "pending"
+
+
+class Repeating:
+    """One thing done again and again in a thread of its own; a failure is told and tried again at the next turn."""
+
+    def __init__(self, name: str, seconds: float, act: Callable[[], object]) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._act = act
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=f"modak-{name}", daemon=True)
+
+    def __enter__(self) -> Repeating:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._act()
+            except ModakError as error:
+                log.error("stores.failed", task=self._name, code=error.code, error=error.message, hint=error.hint)
+            except Exception:
+                log.exception("stores.crashed", task=self._name)
+            self._stop.wait(self._seconds)

@@ -1,0 +1,64 @@
+"""SQL over HTTP: `query` and `explain`. `MODAK_CONSOLE_SQL=false` takes both away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from modak.runtime.web.context import API, Context
+from modak.runtime.web.errors import RESPONSES, Wrong
+from modak.runtime.web.queries import LONGEST_TEXT
+
+_MORE: dict[int | str, dict[str, Any]] = {
+    **RESPONSES,
+    408: {"model": Wrong, "description": "The query took too long"},
+    429: {"model": Wrong, "description": "Too many queries at once"},
+}
+
+
+class Question(BaseModel):
+    """A statement that only reads."""
+
+    sql: str = Field(min_length=1, max_length=LONGEST_TEXT, description="Spark SQL over registered tables")
+
+
+class Limited(Question):
+    """A statement with limits below those of the server."""
+
+    max_rows: int | None = Field(None, ge=1, le=1_000_000)
+    timeout_seconds: float | None = Field(None, gt=0, le=86_400)
+
+
+class Column(BaseModel):
+    """A column of an answer."""
+
+    name: str
+    type: str
+
+
+class Answer(BaseModel):
+    """Rows, every value as text in its exact form, or null."""
+
+    columns: list[Column]
+    rows: list[list[str | None]]
+    truncated: bool
+    seconds: float
+
+
+def router(context: Context) -> APIRouter:
+    """The routes under `/api/v1` that answer SQL."""
+    routes = APIRouter(prefix=API, tags=["sql"], dependencies=[Depends(context.guard.reader)], responses=_MORE)
+
+    @routes.post("/query", summary="Ask heap and lake as one", response_model=Answer)
+    def query(question: Limited) -> dict[str, Any]:
+        """All tables are read at one moment. Only queries run; scripts, calls into Java and files by path do not."""
+        return context.queries.ask(question.sql, question.max_rows, question.timeout_seconds)
+
+    @routes.post("/explain", summary="Which tier a query reads")
+    def explain(question: Question) -> dict[str, Any]:
+        """Per use of a table: columns, filter, and the ranges of heap and lake. Nothing runs."""
+        return context.queries.explain(question.sql)
+
+    return routes

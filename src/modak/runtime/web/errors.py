@@ -1,0 +1,127 @@
+"""Errors over HTTP: `{"error": {"code", "message", "hint"}}` and a status that says whose turn it is.
+
+400 the request is wrong, 401 and 403 about tokens, 404 and 405 about addresses, 409 the state of things does not allow
+it now, 429 too much at once, 503 Postgres or the engine is away, 500 a fault of ours (logged, and not shown).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from modak.core.errors import ModakError, Refused, UsageError
+from modak.postgres.connect import translate
+from modak.runtime.web.auth import Forbidden, Unauthorised
+
+log = structlog.get_logger()
+
+_BY_CODE = {
+    "catalog.not_registered": 404,
+    "tables.not_registered": 404,
+    "api.not_found": 404,
+    "catalog.no_profile": 404,
+    "api.busy": 429,
+    "sql.timeout": 408,
+    "measurements.name": 400,
+    "sql.failed": 400,
+}
+
+
+_BY_KIND = {Unauthorised: 401, Forbidden: 403, UsageError: 400, Refused: 409}
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Wrong(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: Problem
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Wrong, "description": text}
+    for status, text in {
+        400: "The request is wrong",
+        401: "No token, or a wrong one",
+        403: "The token does not allow this",
+        404: "There is no such thing",
+        409: "Not possible now",
+        503: "Postgres or the engine is away",
+    }.items()
+}
+
+
+def status_of(error: ModakError) -> int:
+    """The HTTP status of an error."""
+    if error.code in _BY_CODE:
+        return _BY_CODE[error.code]
+    for kind, status in _BY_KIND.items():
+        if isinstance(error, kind):
+            return status
+    return 503 if error.code.startswith(("postgres.", "spark.", "storage.")) else 409
+
+
+def body_of(error: ModakError) -> dict[str, Any]:
+    """The JSON body of an error."""
+    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every exception that leaves an endpoint becomes an answer."""
+    app.add_exception_handler(ModakError, _modak)
+    app.add_exception_handler(psycopg.Error, _postgres)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _crashed)
+
+
+async def _modak(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ModakError)
+    status = status_of(error)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "5"} if status in (429, 503) else {}
+    return JSONResponse(body_of(error), status, headers)
+
+
+async def _postgres(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, psycopg.Error)
+    return await _modak(request, translate(error))
+
+
+async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0] if error.errors() else {"loc": (), "msg": "it cannot be read"}
+    where = ".".join(str(part) for part in first["loc"][1:]) or "The request"
+    return JSONResponse(
+        body_of(UsageError("api.invalid", f"{where}: {first['msg']}.", hint="The OpenAPI document describes it.")), 400
+    )
+
+
+async def _http(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "api.not_found", 405: "api.method"}.get(error.status_code, "api.refused")
+    return JSONResponse(
+        {"error": {"code": code, "message": str(error.detail), "hint": ""}},
+        error.status_code,
+        dict(error.headers or {}),
+    )
+
+
+async def _crashed(request: Request, error: Exception) -> JSONResponse:
+    log.error("api.crashed", code="api.crashed", method=request.method, path=request.url.path, exc_info=error)
+    return JSONResponse(
+        {"error": {"code": "api.crashed", "message": "This is a fault in Modak.", "hint": "The log has the details."}},
+        500,
+    )

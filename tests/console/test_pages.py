@@ -1,0 +1,178 @@
+"""Every page in a real browser, in both themes, without an error in its console; and what an operator does there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from modak.catalog import operators
+from modak.console.app import Console
+from modak.runtime.leader import Leader
+from modak.runtime.web.context import Context
+from modak.runtime.web.server import listening
+from tests.runtime.conftest import ADMIN, led
+from tests.tables.events import Events
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PAGES = ("fleet", "table/1", "sql", "mirrors", "operations", "measurements", "entities", "errors")
+PATIENCE = 60_000
+
+
+@contextmanager
+def served(context: Context) -> Iterator[str]:
+    console = Console(context.guard, context.site.settings)
+    with listening(context, 0, console.routers(), gate=console.gate) as address:
+        yield address
+
+
+@contextmanager
+def opened(browser: Browser, theme: str = "light") -> Iterator[tuple[Page, list[str]]]:
+    """A page of a new person, and everything that its console complained about."""
+    wrong: list[str] = []
+    with browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 900}) as person:  # type: ignore[arg-type]
+        page = person.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        yield page, wrong
+
+
+def visit(page: Page, address: str, name: str) -> None:
+    page.goto(f"{address}/#/{name}")
+    page.wait_for_selector("main[aria-busy=false] h1")
+
+
+@pytest.fixture
+def address(events: Events, leader: Leader) -> Iterator[str]:
+    """A console over a table that has been tiered, corrected, and has failed once."""
+    events.register()
+    events.tier(leader)
+    with served(led(events.site)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_opens_without_an_error(
+    browser: Browser, address: str, keep: Callable[[str], str], theme: str
+) -> None:
+    with opened(browser, theme) as (page, wrong):
+        for name in PAGES:
+            visit(page, address, name)
+            assert page.evaluate("document.documentElement.dataset.theme") == theme
+            assert page.locator("main .bad").count() == 0, page.locator("main").inner_text()
+            page.screenshot(path=keep(f"{name.replace('/', '-')}-{theme}"), full_page=True)
+        assert wrong == []
+
+
+def test_an_operator_holds_a_table_back_forces_a_pass_and_edits_the_policy(
+    browser: Browser, address: str, events: Events
+) -> None:
+    with opened(browser) as (page, wrong):
+        visit(page, address, "fleet")
+        page.get_by_role("link", name="public.events").click()
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Resume").wait_for()
+        with events.site.connect() as conn:
+            assert list(operators.pauses(conn)) == [1]
+        page.get_by_role("button", name="Resume").click()
+        page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+        page.get_by_role("button", name="Pause").wait_for()
+        page.get_by_role("button", name="Maintain now").click()
+        page.get_by_role("dialog").get_by_role("button", name="Maintain").click()
+        page.get_by_text("Asked for").wait_for()
+        assert events.sql("SELECT table_id, claimed_at FROM modak.maintenance_requests") == [(1, None)]
+        page.get_by_label("Key", exact=True).select_option("snapshot_max_count")
+        page.get_by_label("Value", exact=True).fill("77")
+        page.get_by_role("button", name="Set", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Set").click()
+        page.get_by_text("snapshot_max_count is 77 now.").wait_for()
+        assert events.sql("SELECT maintenance_policy ->> 'snapshot_max_count' FROM modak.tables") == [("77",)]
+        page.get_by_label("Value", exact=True).fill("many")
+        page.get_by_role("button", name="Set", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Set").click()
+        page.get_by_role("alert").get_by_role("button", name="Close").wait_for()
+        # A refused value is a failed request, which the browser writes down; nothing else may be there.
+        assert all("400" in each or "409" in each for each in wrong)
+
+
+def test_a_page_is_alive_and_what_a_person_types_survives_its_refresh(
+    browser: Browser, address: str, events: Events
+) -> None:
+    with opened(browser) as (page, wrong):
+        visit(page, address, "fleet")
+        page.get_by_label("Find").fill("half a na")
+        events.sql(
+            "INSERT INTO modak.delta (table_id, pk, op, tier_key) SELECT 1, i::text, 2, 50 FROM generate_series(1, 7) i"
+        )
+        page.locator("td.number", has_text="7").wait_for()
+        assert page.get_by_label("Find").input_value() == "half a na"
+        assert wrong == []
+
+
+def test_names_from_the_database_never_become_markup(browser: Browser, events: Events) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    events.sql(f'CREATE TABLE public."{evil}" (id bigint, ts bigint, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)')
+    events.sql(f'CREATE TABLE public.evil_0 PARTITION OF public."{evil}" FOR VALUES FROM (0) TO (100)')
+    Events(events.site, type(events.name)("public", evil)).register()
+    with served(led(events.site)) as address, opened(browser) as (page, wrong):
+        visit(page, address, "fleet")
+        page.get_by_role("link", name=evil).wait_for()
+        page.get_by_role("link", name=evil).click()
+        page.get_by_role("heading", level=1, name=evil).wait_for()
+        assert page.locator("main img").count() == 0
+        assert wrong == []
+
+
+def test_a_person_signs_in_and_out_with_the_keyboard_alone(browser: Browser, bare: Callable[..., Context]) -> None:
+    with served(bare(MODAK_API_TOKEN=ADMIN)) as address, opened(browser) as (page, wrong):
+        page.goto(address)
+        page.get_by_label("Token").wait_for()
+        page.keyboard.type("not the token")
+        page.keyboard.press("Enter")
+        page.get_by_text("The token is not right.").wait_for()
+        page.get_by_label("Token").focus()
+        page.keyboard.type(ADMIN)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Fleet").wait_for()
+        page.get_by_role("button", name="Sign out").focus()
+        page.keyboard.press("Enter")
+        page.get_by_label("Token").wait_for()
+        assert all("401" in each for each in wrong)
+
+
+def test_every_control_has_a_name_and_every_chart_a_sentence(browser: Browser, address: str) -> None:
+    with opened(browser) as (page, _):
+        for name in PAGES:
+            visit(page, address, name)
+            nameless = page.evaluate(
+                """() => [...document.querySelectorAll("button, a, input, select, textarea")].filter((node) =>
+                    !(node.textContent.trim() || node.labels?.length || node.getAttribute("aria-label"))).length"""
+            )
+            silent = page.evaluate(
+                "[...document.querySelectorAll('main svg')].filter((node) => !node.getAttribute('aria-label')).length"
+            )
+            assert (nameless, silent) == (0, 0), name
+            assert page.locator("h1").count() == 1
+            assert page.locator("main").get_attribute("aria-busy") == "false"
+
+
+@pytest.mark.spark
+def test_a_question_is_answered_across_the_seam_and_explained(browser: Browser, address: str) -> None:
+    with opened(browser) as (page, wrong):
+        visit(page, address, "sql")
+        page.get_by_role("textbox", name="Query").fill("SELECT count(*) AS n, max(body) AS last FROM public.events")
+        page.get_by_role("button", name="Explain").click()
+        page.get_by_role("heading", name="What would be read").wait_for()
+        page.get_by_role("textbox", name="Query").focus()
+        page.keyboard.press("Control+Enter")
+        page.get_by_role("cell", name="251").wait_for()
+        page.get_by_role("textbox", name="Query").fill("DROP TABLE public.events")
+        page.get_by_role("button", name="Run").click()
+        page.locator("main p.bad").wait_for()
+        assert all("400" in each for each in wrong)

@@ -1,0 +1,97 @@
+"""SQL over HTTP: heap and lake as one, within limits, and nothing beyond the tables."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from modak.runtime.leader import Leader
+from tests.tables.events import Events
+
+pytestmark = [pytest.mark.spark]
+
+
+@pytest.fixture
+def asked(api: TestClient, events: Events, leader: Leader) -> Any:
+    events.register()
+    events.tier(leader)
+    events.sql("INSERT INTO public.events VALUES (7, 7, 'late'), (500, 240, NULL)")
+
+    def ask(sql: str, path: str = "query", **more: Any) -> Any:
+        return api.post(f"/api/v1/{path}", json={"sql": sql, **more})
+
+    return ask
+
+
+def test_queries_see_one_table_with_exact_values_and_limits(asked: Any) -> None:
+    answer = asked("SELECT count(*) AS n, max(id) AS top FROM events;").json()
+    assert answer["rows"] == [["252", "500"]]
+    assert answer["columns"] == [{"name": "n", "type": "bigint"}, {"name": "top", "type": "bigint"}]
+    some = asked("SELECT id, body FROM public.events ORDER BY id DESC", max_rows=2).json()
+    assert some["rows"] == [["500", None], ["250", "row 250"]]
+    assert some["truncated"] is True
+    assert asked("SELECT body FROM events WHERE id = 7").json()["rows"] == [["late"]]
+
+
+def test_the_plan_tells_which_tier_is_read(asked: Any) -> None:
+    told = asked("SELECT body FROM events WHERE ts < 50", "explain").json()
+    [scan] = told["scans"]
+    assert scan["table"] == "public.events"
+    assert (scan["heap"]["from"], scan["lake"]["below"]) == ("200", "200")
+    assert told["postgres"] is not None, "Postgres understands this statement too"
+    assert asked("SELECT 1", "explain").json()["scans"] == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "code"),
+    [
+        ("DROP TABLE events", "sql.not_a_query"),
+        ("SET spark.sql.ansi.enabled=false", "sql.not_a_query"),
+        ("INSERT INTO events SELECT * FROM events", "sql.not_a_query"),
+        ("SELECT * FROM nothing", "sql.no_such_table"),
+        ("SELECT FROM WHERE", "sql.wrong"),
+        ("SELECT reflect('java.lang.System', 'getProperty', 'user.home')", "sql.not_allowed"),
+        ("SELECT * FROM (SELECT java_method('java.lang.Thread', 'activeCount'))", "sql.not_allowed"),
+        ("WITH x AS (SELECT try_reflect('java.lang.System', 'exit', 1)) SELECT * FROM x", "sql.not_allowed"),
+        ("SELECT (SELECT max(reflect('java.lang.System', 'nanoTime')) FROM events)", "sql.not_allowed"),
+        ("SELECT TRANSFORM(id) USING 'cat' AS (x) FROM events", "sql.not_allowed"),
+        ("SELECT * FROM other.some.thing", "sql.not_allowed"),
+        ("SELECT * FROM text.`/etc/hostname`", "sql.no_such_table"),
+        ("   ", "sql.wrong"),
+        ("SELECT 1\0", "sql.wrong"),
+    ],
+)
+def test_what_is_no_query_or_reaches_further_is_refused(asked: Any, sql: str, code: str) -> None:
+    for path in ("query", "explain"):
+        answer = asked(sql, path)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["code"] in (code, "sql.wrong")
+    assert "localhost" not in answer.text
+
+
+def test_a_query_that_takes_too_long_is_ended(asked: Any) -> None:
+    answer = asked("SELECT count(*) FROM range(1000000000000) a WHERE sqrt(a.id) > 3.5", timeout_seconds=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "sql.timeout")
+    assert asked("SELECT 1").json()["rows"] == [["1"]]
+
+
+def test_queries_at_the_same_time_do_not_meet_and_too_many_are_told_so(asked: Any) -> None:
+    answers: list[Any] = []
+
+    def one(number: int) -> None:
+        answers.append((number, asked(f"SELECT {number}, count(*) FROM events WHERE id >= {number}").json()))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in (0, 100, 200, 240)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, answer in answers:
+        if "error" in answer:
+            assert answer["error"]["code"] == "api.busy"
+        else:
+            assert answer["rows"] == [[str(number), str(252 - number)]]
+    assert sum("rows" in answer for _, answer in answers) >= 2

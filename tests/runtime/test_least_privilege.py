@@ -1,0 +1,87 @@
+"""The role of docs/production.md is enough for a whole life of a table, and lacks what it does not need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from modak.postgres.connect import connect
+from modak.postgres.dsn import Dsn
+from modak.postgres.embedded import EmbeddedServer
+from modak.runtime import daemon
+from modak.runtime.leader import Leader
+from modak.runtime.opening import open_site
+from modak.runtime.schedule import Schedule
+from modak.tables.registration.unregister import unregister
+from modak.tables.status import collect
+from tests.runtime.conftest import led
+from tests.support.role import least_privileged, owner_of
+from tests.tables.conftest import settings_for
+from tests.tables.events import Events
+
+ROOT = Path(__file__).parents[2]
+SUITE = [
+    "tests/catalog",
+    "tests/tables/test_tiering.py",
+    "tests/tables/test_fold.py",
+    "tests/tables/test_retention.py",
+    "tests/tables/test_keep_heap.py",
+    "tests/tables/test_premake.py",
+    "tests/tables/test_registration.py",
+    "tests/tables/test_amend.py",
+    "tests/tables/test_foreign_commits.py",
+    "tests/runtime/test_web.py",
+    "tests/runtime/test_metrics.py",
+]
+
+
+def test_the_role_carries_a_table_through_its_life(
+    server: EmbeddedServer, fresh_database: Dsn, warehouse: str, spark_home: Path, gateway: Any
+) -> None:
+    dsn = least_privileged(server, fresh_database.dbname)
+    with connect(dsn, autocommit=True) as conn:
+        row = conn.execute("SELECT rolsuper, rolcreatedb, rolcreaterole FROM pg_roles WHERE rolname = %s", (dsn.user,))
+        assert row.fetchone() == (False, False, False)
+    with open_site(settings_for(dsn, warehouse, spark_home)) as site, Leader.campaign(site, 5) as leader:
+        events = Events.create(site)
+        for table in ("events", "events_0", "events_100", "events_200"):
+            events.sql(f"ALTER TABLE public.{table} OWNER TO {owner_of(dsn)}")
+        events.register()
+        schedule, stop = Schedule(), threading.Event()
+        daemon.cycle(site, leader, schedule, stop)
+        assert schedule.failures == {}
+        events.sql("INSERT INTO public.events VALUES (7, 7, 'late')")
+        events.sql("SELECT modak_delete('public.events', '8', 8)")
+        daemon.cycle(site, leader, schedule, stop)
+        assert schedule.failures == {}
+        truth = {(i, i, f"row {i}") for i in range(251) if i not in (7, 8)} | {(7, 7, "late")}
+        assert events.everything() == truth
+        [row] = collect(site)
+        assert row.cut_line == "200"
+        assert led(site).fleet.text()
+        unregister(site, events.name, drop_lake=True)
+
+
+def test_the_role_may_not_touch_what_is_not_its_own(server: EmbeddedServer, fresh_database: Dsn) -> None:
+    dsn = least_privileged(server, fresh_database.dbname)
+    with connect(fresh_database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE public.others (id bigint)")
+    with connect(dsn, autocommit=True) as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("SELECT * FROM public.others")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_suite_runs_as_that_role() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not full and not spark", *SUITE]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "MODAK_TEST_ROLE": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:]

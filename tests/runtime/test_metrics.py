@@ -1,0 +1,173 @@
+"""`/metrics`: the promised names, the truth of the numbers, and files in `deploy/` that use only what is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg.types.json import Jsonb
+from starlette.testclient import TestClient
+
+from modak.runtime import metrics
+from modak.runtime.leader import Leader
+from tests.tables.events import Events
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PROMISED = (
+    "modak_leader",
+    "modak_cycle_duration_seconds",
+    "modak_last_cycle_timestamp_seconds",
+    "modak_cutline_tier_key",
+    "modak_cutline_snapshot",
+    "modak_delta_backlog_rows",
+    "modak_lake_commits_total",
+    "modak_mirror_lag_bytes",
+    "modak_mirror_flushes_total",
+    "modak_load_total",
+    "modak_load_rows_total",
+    "modak_load_staged_labels",
+    "modak_load_adoption_lag_seconds",
+    "modak_lake_files",
+    "modak_lake_delete_files",
+    "modak_lake_bytes",
+    "modak_lake_records",
+    "modak_lake_snapshots",
+    "modak_lake_manifests",
+    "modak_lake_delete_ratio",
+    "modak_lake_warnings",
+    "modak_slot_active",
+    "modak_slot_retained_wal_bytes",
+    "modak_expired_pins_deleted_total",
+    "modak_build_info",
+    "modak_errors_total",
+)
+
+
+def families(text: str) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def exported(text: str) -> set[str]:
+    """Every name that a query may use: families, counters with their ending, parts of histograms."""
+    names: set[str] = set()
+    for name, family in families(text).items():
+        endings = {"counter": ("_total",), "histogram": ("", "_bucket", "_count", "_sum")}.get(family.type, ("",))
+        names.update(name + ending for ending in endings)
+    return names
+
+
+def used(text: str) -> set[str]:
+    return set(re.findall(r"\bmodak_[a-z0-9_]+", text))
+
+
+def samples(text: str, name: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name:
+                found[sample.labels.get("table", "")] = sample.value
+    return found
+
+
+def test_every_promised_name_is_there(api: TestClient) -> None:
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    context.pulse.last_cycle = 1.0
+    assert set(PROMISED) - exported(api.get("/metrics").text) == set()
+
+
+def test_a_standby_shows_itself_and_no_table(api: TestClient, events: Events) -> None:
+    events.register()
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    assert samples(api.get("/metrics").text, "modak_cutline_tier_key") == {"public.events": 0.0}
+    context.pulse.became("standby")
+    text = api.get("/metrics").text
+    assert samples(text, "modak_leader") == {"": 0.0}
+    assert samples(text, "modak_cutline_tier_key") == {}
+
+
+def test_numbers_follow_what_happens(api: TestClient, events: Events, leader: Leader, monkeypatch: Any) -> None:
+    monkeypatch.setattr(metrics, "KEPT_SECONDS", 0.0)
+    events.register()
+    before = samples(api.get("/metrics").text, "modak_lake_commits_total").get("public.events", 0.0)
+    events.tier(leader)
+    events.sql("INSERT INTO public.events VALUES (7, 7, 'late')")
+    table_id = events.site.reader.state(events.name).table.table_id
+    with events.site.connect(autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO modak.lake_stats (table_id, counters, warnings) VALUES (%s, %s, %s)",
+            (table_id, Jsonb({"files": 2, "delete_ratio": 0.25, "odd name": 1}), Jsonb(["small files"])),
+        )
+        conn.execute("INSERT INTO modak.pauses (table_id) VALUES (%s)", (table_id,))
+    text = api.get("/metrics").text
+    assert samples(text, "modak_cutline_tier_key") == {"public.events": 200.0}
+    assert samples(text, "modak_delta_backlog_rows") == {"public.events": 1.0}
+    assert samples(text, "modak_lake_commits_total")["public.events"] == before + 1
+    assert samples(text, "modak_rows_total")["public.events"] >= 200
+    assert samples(text, "modak_lake_files") == {"public.events": 2.0}
+    assert samples(text, "modak_lake_delete_ratio") == {"public.events": 0.25}
+    assert samples(text, "modak_lake_odd_name") == {"public.events": 1.0}
+    assert samples(text, "modak_lake_warnings") == {"public.events": 1.0}
+    assert samples(text, "modak_table_paused") == {"public.events": 1.0}
+    again = api.get("/metrics").text
+    assert samples(again, "modak_lake_commits_total") == samples(text, "modak_lake_commits_total"), "counted once"
+
+
+def test_errors_count_by_their_code() -> None:
+    structlog.configure(processors=[structlog.processors.add_log_level, structlog.processors.KeyValueRenderer()])
+    metrics.listen()
+    metrics.listen()
+    structlog.get_logger().error("cycle.failed", code="test.code")
+    structlog.get_logger().info("cycle.done", code="test.code")
+    found = metrics.REGISTRY.get_sample_value("modak_errors_total", {"code": "test.code"})
+    assert found == 1.0
+
+
+def test_the_series_of_the_last_hour(api: TestClient, events: Events) -> None:
+    events.register()
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    for _ in range(2):
+        context.series.sample()
+    [entry] = api.get("/api/v1/series", params={"metric": "cutline_t"}).json()
+    assert entry["name"] == "public.events"
+    assert [value for _, value in entry["points"]] == [0.0, 0.0]
+    assert api.get("/api/v1/series", params={"metric": "cutline_t", "name": "public.other"}).json() == []
+    assert api.get("/api/v1/series", params={"metric": "lake_bytes"}).json() == []
+
+
+def test_dashboard_and_alerts_use_only_what_is_exported(api: TestClient) -> None:
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    context.pulse.last_cycle = 1.0
+    known = exported(api.get("/metrics").text)
+    dashboard = json.loads((DEPLOY / "grafana" / "modak.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = [
+        rule
+        for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    queries += [rule["expr"] for rule in rules]
+    queries += [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    assert len(rules) >= 10
+    assert {name for query in queries for name in used(query)} - known == set()
+    # Whatever is promised is worth a look: each name is in the dashboard or in a rule.
+    shown = {name.removesuffix("_bucket") for query in queries for name in used(query)}
+    assert set(PROMISED) - shown - {"modak_build_info", "modak_cutline_snapshot"} == set()
+    for rule in rules:
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["action"]
+
+
+def test_the_page_about_metrics_lists_what_is_exported(api: TestClient) -> None:
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    context.pulse.last_cycle = 1.0
+    page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    listed = set(re.findall(r"^\| `(modak_[a-z_]+)", page, flags=re.MULTILINE))
+    names = set()
+    for name, family in families(api.get("/metrics").text).items():
+        names.add(name + "_total" if family.type == "counter" else name)
+    assert listed == names

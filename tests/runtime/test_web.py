@@ -1,0 +1,215 @@
+"""The HTTP API: who may call it, what it answers, and that a wrong call is told what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from modak.core.errors import UsageError
+from modak.runtime.leader import Leader
+from modak.runtime.web.app import create_app
+from modak.runtime.web.context import Context
+from modak.tables.site import Site
+from tests.runtime.conftest import ADMIN, READ
+from tests.tables.events import Events
+
+OPEN = {"/livez", "/readyz"}
+
+
+def calls(app: Any) -> list[tuple[str, str]]:
+    """Every method and path that the application knows, parameters filled in."""
+    described = [(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods]
+    hidden = [("GET", "/api/v1/openapi.json"), ("POST", "/iceberg/v1/x"), ("DELETE", "/iceberg/v1/x/y")]
+    return [(method, re.sub(r"\{[^}]*\}", "1", path)) for method, path in [*described, *hidden]]
+
+
+def test_every_route_but_the_probes_refuses_a_call_without_a_token_or_with_a_wrong_one(guarded: TestClient) -> None:
+    known = calls(guarded.app)
+    assert len(known) > 30
+    for method, path in known:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Modak-Token": ""}, {"Authorization": ADMIN}):
+            answer = guarded.request(method, path, headers=headers)
+            if path in OPEN:
+                assert answer.status_code in (200, 503)
+                continue
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "api.unauthorised"
+
+
+def test_what_changes_something_is_refused_to_the_token_that_reads(guarded: TestClient) -> None:
+    changing = [(method, path) for method, path in calls(guarded.app) if method in ("POST", "PATCH", "PUT", "DELETE")]
+    reading = {"/api/v1/query", "/api/v1/explain"}
+    refused = 0
+    for method, path in changing:
+        if path in reading or path.startswith("/iceberg"):
+            continue
+        answer = guarded.request(method, path, headers={"Authorization": f"Bearer {READ}"}, json={})
+        assert answer.status_code == 403, (method, path)
+        refused += 1
+    assert refused >= 7
+
+
+def test_each_token_opens_what_it_is_for(guarded: TestClient) -> None:
+    for token, scheme in ((READ, "Bearer"), (ADMIN, "bearer")):
+        assert guarded.get("/api/v1/overview", headers={"Authorization": f"{scheme} {token}"}).status_code == 200
+    assert guarded.get("/metrics", headers={"X-Modak-Token": READ}).status_code == 200
+    answer = guarded.post("/api/v1/tables/public.nothing/pause", headers={"X-Modak-Token": ADMIN})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "catalog.not_registered")
+
+
+def test_only_a_read_token_on_loopback_lets_nobody_change(bare: Callable[..., Context]) -> None:
+    app = create_app(bare(MODAK_API_READ_TOKEN=READ))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        assert client.get("/api/v1/overview").status_code == 401
+        answer = client.post("/api/v1/tables/1/resume", headers={"X-Modak-Token": READ})
+        assert answer.status_code == 403
+
+
+def test_beyond_loopback_there_is_no_start_without_a_token(bare: Callable[..., Context]) -> None:
+    with pytest.raises(UsageError, match="MODAK_API_TOKEN"):
+        bare(MODAK_HTTP_HOST="0.0.0.0")
+
+
+def test_without_a_token_no_other_name_and_no_other_site_gets_in(bare: Callable[..., Context]) -> None:
+    app = create_app(bare())
+    with TestClient(app, base_url="http://evil.example") as client:
+        assert client.get("/api/v1/overview").json()["error"]["code"] == "api.foreign_host"
+    with TestClient(app, base_url="http://localhost:9090") as client:
+        assert client.get("/api/v1/overview").status_code == 200
+        crossed = client.post("/api/v1/tables/1/pause", headers={"Sec-Fetch-Site": "cross-site"})
+        assert crossed.json()["error"]["code"] == "api.foreign_site"
+        assert client.get("/api/v1/overview", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+
+
+def test_a_table_is_shown_in_full_and_in_the_lists(api: TestClient, events: Events, leader: Leader) -> None:
+    events.register()
+    events.tier(leader)
+    shown = api.get("/api/v1/overview").json()
+    assert shown["tables_total"] == 1
+    [entry] = shown["tables"]
+    assert (entry["table"], entry["cutline_t"], entry["cutline_t_text"]) == ("public.events", 200, "200")
+    assert entry["last_kind"] == "tier"
+    assert shown["leader"]["epoch"] == leader.epoch.number
+    assert api.get("/api/v1/tables", params={"q": "EVENT"}).json() == shown["tables"]
+    assert api.get("/api/v1/tables", params={"q": "nothing"}).json() == []
+    one = api.get("/api/v1/tables/public.events").json()
+    assert one == api.get(f"/api/v1/tables/{one['table_id']}").json()
+    assert one["status"]["cut_line"] == "200"
+    assert one["registration"]["primary_key"] == ["id"]
+    assert {part["state"] for part in one["partitions"]} == {"hot", "dropped"}
+    assert [op["kind"] for op in api.get("/api/v1/tables/public.events/operations").json()] == ["tier", "register"]
+    assert [op["kind"] for op in api.get("/api/v1/operations", params={"kind": "tier"}).json()] == ["tier"]
+    assert api.get("/api/v1/operations", params={"failed": True}).json() == []
+    snapshots = api.get("/api/v1/tables/public.events/snapshots").json()
+    assert [each["id"] for each in snapshots["snapshots"]] == [snapshots["published"]] == [entry["cutline_s"]]
+    files = api.get("/api/v1/tables/public.events/files").json()
+    assert sum(each["rows"] for each in files["classes"]) == 200
+    assert files["files_with_deletes"] == 0
+    [columns] = api.get("/api/v1/schema").json()
+    assert [column["name"] for column in columns["columns"]] == ["id", "ts", "body"]
+
+
+def test_actions_take_effect_and_say_whether_they_are_new(api: TestClient, events: Events) -> None:
+    events.register()
+    first = api.post("/api/v1/tables/public.events/maintenance")
+    assert first.status_code == 202
+    again = api.post("/api/v1/tables/public.events/maintenance").json()
+    assert (first.json()["new"], again["new"]) == (True, False)
+    assert first.json()["request_id"] == again["request_id"]
+    assert events.sql("SELECT count(*), min(requested_by) FROM modak.maintenance_requests") == [
+        (1, "api admin from testclient")
+    ]
+    paused = api.post("/api/v1/tables/public.events/pause", json={"reason": "a migration"}).json()
+    assert (paused["new"], paused["pause"]["reason"]) == (True, "a migration")
+    assert api.post("/api/v1/tables/public.events/pause").json()["new"] is False
+    assert api.get("/api/v1/tables/public.events").json()["pause"]["reason"] == "a migration"
+    assert api.post("/api/v1/tables/public.events/resume").json() == {"resumed": True}
+    assert api.post("/api/v1/tables/public.events/resume").json() == {"resumed": False}
+
+
+def test_errors_say_what_is_wrong_and_what_to_do(api: TestClient) -> None:
+    for method, path, status, code in (
+        ("GET", "/api/v1/tables/99", 404, "catalog.not_registered"),
+        ("GET", "/api/v1/tables/a.b.c", 400, "usage.table_name"),
+        ("GET", "/api/v1/nothing", 404, "api.not_found"),
+        ("DELETE", "/api/v1/overview", 405, "api.method"),
+        ("GET", "/api/v1/overview?limit=0", 400, "api.invalid"),
+        ("GET", "/api/v1/series?metric=nothing", 400, "api.metric"),
+        ("GET", "/api/v1/measurements/status", 409, "measurements.disabled"),
+        ("GET", "/api/v1/entities/status", 409, "entities.disabled"),
+        ("POST", "/api/v1/measurements/trigger", 409, "measurements.gated"),
+    ):
+        answer = api.request(method, path)
+        assert answer.status_code == status, path
+        assert answer.json()["error"]["code"] == code
+        assert answer.json()["error"]["message"]
+
+
+def test_the_document_describes_every_route(api: TestClient) -> None:
+    document = api.get("/api/v1/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method, described in methods.items():
+            assert described["summary"], (method, path)
+            assert described["description"], (method, path)
+    named = "overview tables/{table} tables/{table}/maintenance series storage-profiles schema query explain"
+    for path in ("/metrics", *(f"/api/v1/{name}" for name in named.split())):
+        assert path in document["paths"]
+
+
+def test_every_answer_carries_headers_against_misuse(api: TestClient) -> None:
+    for path in ("/api/v1/overview", "/livez", "/api/v1/nothing"):
+        headers = api.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_sql_can_be_switched_off(bare: Callable[..., Context]) -> None:
+    with TestClient(create_app(bare(MODAK_CONSOLE_SQL="false")), base_url="http://127.0.0.1") as client:
+        assert client.post("/api/v1/query", json={"sql": "select 1"}).status_code == 404
+
+
+def test_settings_and_profiles_show_no_secret(bare: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAK_S3_ACCESS_KEY", "key-of-the-test")
+    monkeypatch.setenv("MODAK_S3_SECRET_KEY", "secret-of-the-test")
+    context = bare()
+    with context.site.connect(autocommit=True) as conn:
+        conn.execute('UPDATE modak.storage_profiles SET config = \'{"s3.secret-access-key": "hidden-one"}\'')
+    with TestClient(create_app(context), base_url="http://127.0.0.1") as client:
+        text = client.get("/api/v1/config").text + client.get("/api/v1/storage-profiles").text
+    assert "MODAK_S3_SECRET_KEY" in text
+    assert not [secret for secret in ("secret-of-the-test", "key-of-the-test", "hidden-one") if secret in text]
+
+
+def test_the_probes_tell_the_truth(api: TestClient) -> None:
+    context: Context = api.app.state.context  # type: ignore[attr-defined]
+    assert api.get("/readyz").json() == {"status": "ok", "reasons": []}
+    context.pulse.missed("postgres.unreachable")
+    answer = api.get("/readyz")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["postgres.unreachable"])
+    assert api.get("/livez").status_code == 200, "a restart of ours does not bring Postgres back"
+    context.pulse.heard()
+    context.pulse.became("starting")
+    assert api.get("/readyz").json()["reasons"] == ["daemon.starting"]
+    context.pulse.became("standby")
+    assert api.get("/readyz").status_code == 200
+    context.pulse.jvm_alive = lambda: False
+    assert api.get("/livez").json()["reasons"] == ["spark.gateway_lost"]
+    assert api.get("/readyz").status_code == 503
+
+
+def test_a_loop_that_hangs_is_not_alive(site: Site) -> None:
+    from modak.core.clock import FrozenClock
+    from modak.runtime.pulse import STUCK_SECONDS, Pulse
+
+    clock = FrozenClock()
+    pulse = Pulse(clock)
+    clock.sleep(STUCK_SECONDS + 1)
+    assert pulse.live().reasons == ("daemon.stuck",)
+    pulse.beat()
+    assert pulse.live().good
