@@ -5,7 +5,21 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("tiering",)
+BENCHMARKS = (
+    "tiering",
+    "seam",
+    "verify",
+    "fold",
+    "decoding",
+    "copy",
+    "pump",
+    "freshness",
+    "maintenance",
+    "adopt",
+    "load",
+    "entities",
+    "measurements",
+)
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ import psutil
 
 T = TypeVar("T")
 
-_INTERVAL = 0.05
+_INTERVAL = 0.5
+"""A sample walks over every process of the machine, which costs milliseconds on the cores that are measured."""
 
 
 @dataclass

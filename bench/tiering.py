@@ -2,28 +2,27 @@
 
 Every contestant runs in a process of its own on the same table, first cold (the first job of its session), then warm.
 Ours is the whole pass: seal, export, commit, cut-line. The rival `spark_jdbc` reads with Spark's partitioned JDBC
-reader and appends with Iceberg's own writer. The limit is COPY … TO '/dev/null' in binary form on as many connections
-as cores: rows that leave Postgres and arrive nowhere.
+reader and appends with Iceberg's own writer. The limit is what Postgres can COPY out: COPY … TO STDOUT in binary form
+on as many connections as cores, to clients in C that drop every row. `server_only` is the same without a client (TO
+'/dev/null'): rows that are read and formatted but never leave the server.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench.contest import WARM_RUNS, contest, rates
 from bench.measure import measured
 from bench.report import Line, Report
 
 ROWS = 10_000_000
 PARTITIONS = 4
-WARM_RUNS = 3
 
 _CREATE = """
 CREATE TABLE public.events (
@@ -42,24 +41,7 @@ FROM generate_series(%s::bigint, %s::bigint) AS i
 
 def main(options: list[str]) -> None:
     """Set up once, let every contestant run, publish."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tiering")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--contestant")
-    parser.add_argument("--home")
-    known = parser.parse_args(options)
-    if known.contestant:
-        print(json.dumps(CONTESTANTS[known.contestant](Path(known.home), known.rows)))
-        return
-    with tempfile.TemporaryDirectory(prefix="modak-bench-") as folder:
-        os.chmod(folder, 0o755)
-        home = Path(folder)
-        server = _server(home)
-        try:
-            _fill(server.dsn("modak"), known.rows)
-            found = {name: _in_own_process(name, home, known.rows) for name in CONTESTANTS}
-        finally:
-            server.stop()
-    _publish(found, known.rows)
+    contest("tiering", options, ROWS, CONTESTANTS, _fill, _publish)
 
 
 def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
@@ -68,7 +50,7 @@ def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
         for name, runs in found.items()
         for heat, run in runs.items()
     ]
-    ours, rival, limit = (found[name] for name in ("ours", "spark_jdbc", "limit"))
+    ours, rival, limit, server_only = (found[name] for name in ("ours", "spark_jdbc", "limit", "server_only"))
     Report(
         bench="tiering",
         ours=ours["warm"]["rate"],
@@ -79,6 +61,10 @@ def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
         lines=lines,
         more={
             "rows": rows,
+            "server_only": {
+                "rate": round(server_only["warm"]["rate"]),
+                "ratio": round(ours["warm"]["rate"] / server_only["warm"]["rate"], 3),
+            },
             "cold": {
                 "ours": round(ours["cold"]["rate"]),
                 "spark_jdbc": round(rival["cold"]["rate"]),
@@ -86,14 +72,6 @@ def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
             },
         },
     ).publish()
-
-
-def _server(home: Path):
-    from modak.postgres.embedded import EmbeddedServer
-
-    server = EmbeddedServer(home)
-    server.start()
-    return server
 
 
 def _fill(dsn, rows: int) -> None:
@@ -115,23 +93,6 @@ def _fill(dsn, rows: int) -> None:
         conn.execute(_FILL, (PARTITIONS * width, PARTITIONS * width))
         conn.execute("VACUUM (ANALYZE) public.events")
         conn.execute("CHECKPOINT")
-
-
-def _in_own_process(name: str, home: Path, rows: int) -> dict[str, dict[str, float]]:
-    print(f"running {name} …", file=sys.stderr)
-    command = [sys.executable, "-m", "bench.tiering", "--contestant", name, "--home", str(home), "--rows", str(rows)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _rates(run, rows: int) -> dict[str, dict[str, float]]:
-    """Cold once, then the best of a few warm runs."""
-    results = []
-    for _ in range(1 + WARM_RUNS):
-        _, used = measured(run)
-        cpu = used.cpu_seconds or 1e-9
-        results.append({"rate": rows / used.seconds, "per_cpu_second": rows / cpu, "peak_rss_mb": used.peak_rss_mb})
-    return {"cold": results[0], "warm": max(results[1:], key=lambda result: result["rate"])}
 
 
 def _settings(home: Path):
@@ -206,39 +167,53 @@ def spark_jdbc(home: Path, rows: int) -> dict[str, dict[str, float]]:
             )
             spark.read.format("jdbc").options(**options).load().writeTo("rival.lake.events").append()
 
-        return _rates(run, rows)
+        return rates(run, rows)
 
 
 def limit(home: Path, rows: int) -> dict[str, dict[str, float]]:
-    """COPY in binary form to nowhere, on as many connections as cores."""
-    from modak.postgres.connect import connect
-    from modak.postgres.embedded import EmbeddedServer
-    from modak.spark.conf import cores
+    """COPY in binary form out of the server, to clients that drop the rows."""
+    from modak.postgres.embedded import EmbeddedServer, packaged_binaries
 
     dsn = EmbeddedServer(home).dsn("modak")
-    lanes = cores()
+    psql = [str(packaged_binaries() / "psql"), "--no-psqlrc", "--quiet", "--dbname", dsn.safe(), "--command"]
 
-    def copy(lane: int) -> None:
+    def copy(partition: int) -> None:
+        statement = f"COPY public.events_p{partition} TO STDOUT (FORMAT binary)"
+        subprocess.run(
+            [*psql, statement], stdout=subprocess.DEVNULL, check=True, env={**os.environ, "PGPASSWORD": dsn.password}
+        )
+
+    return _copied(copy, rows)
+
+
+def server_only(home: Path, rows: int) -> dict[str, dict[str, float]]:
+    """COPY in binary form that ends inside the server."""
+    from modak.postgres.connect import connect
+    from modak.postgres.embedded import EmbeddedServer
+
+    dsn = EmbeddedServer(home).dsn("modak")
+
+    def copy(partition: int) -> None:
         with connect(dsn, autocommit=True) as conn:
-            for at in range(lane, PARTITIONS, lanes):
-                conn.execute(f"COPY public.events_p{at} TO '/dev/null' (FORMAT binary)")
+            conn.execute(f"COPY public.events_p{partition} TO '/dev/null' (FORMAT binary)")
 
-    def run() -> None:
-        threads = [threading.Thread(target=copy, args=(lane,)) for lane in range(lanes)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    return _copied(copy, rows)
+
+
+def _copied(copy: Callable[[int], None], rows: int) -> dict[str, dict[str, float]]:
+    """Copy all partitions, as many at a time as there are cores: cold once, then the best of a few warm runs."""
+    from modak.spark.conf import cores
 
     rates = []
     for _ in range(1 + WARM_RUNS):
         started = time.perf_counter()
-        run()
+        with ThreadPoolExecutor(cores()) as lanes:
+            list(lanes.map(copy, range(PARTITIONS)))
         rates.append(rows / (time.perf_counter() - started))
     return {"cold": {"rate": rates[0]}, "warm": {"rate": max(rates[1:])}}
 
 
-CONTESTANTS = {"limit": limit, "spark_jdbc": spark_jdbc, "ours": ours}
+CONTESTANTS = {"limit": limit, "server_only": server_only, "spark_jdbc": spark_jdbc, "ours": ours}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -6,23 +6,34 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 from psycopg import sql
 
 from modak.core import faults
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
+from tests.support.role import least_privileged
 
 if (Path(__file__).parent / "spark_fixtures.py").exists():
     pytest_plugins = ["tests.spark_fixtures"]
 
 _PREFIX = "modak-test-server-"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever asks for the Spark session is a Spark test: the gate runs those beside all others, with one session."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +46,7 @@ def server() -> Iterator[EmbeddedServer]:
     running = EmbeddedServer(home, extra_options={"fsync": "off"})
     try:
         running.start()
+        _quick_to_enter(running)
         yield running
     finally:
         running.destroy()
@@ -64,10 +76,27 @@ def warehouse(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_armed() -> Iterator[None]:
+def _nothing_left_behind() -> Iterator[None]:
     yield
     faults.arm(None)
     faults.watch(None)
+    # A command that ran in this process has set up logs for its own terminal.
+    structlog.reset_defaults()
+
+
+def pytest_sessionstart() -> None:
+    """A run in the background inherits that Ctrl-C is ignored, and would pass that on to the workers it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _quick_to_enter(server: EmbeddedServer) -> None:
+    """A run makes tens of thousands of connections; most of what each costs its client is the stretching of the key."""
+    dsn = server.dsn("postgres")
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute("SET scram_iterations = 1")
+        role, password = sql.Identifier(dsn.user), sql.Literal(dsn.password)
+        conn.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, password))
 
 
 @contextmanager
@@ -76,7 +105,8 @@ def _database(server: EmbeddedServer, label: str) -> Iterator[Dsn]:
     with connect(server.dsn("postgres"), autocommit=True) as conn:
         conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     try:
-        yield server.dsn(name)
+        # The suite as the role of docs/production.md: `MODAK_TEST_ROLE=1 pytest …`.
+        yield least_privileged(server, name) if os.environ.get("MODAK_TEST_ROLE") else server.dsn(name)
     finally:
         with connect(server.dsn("postgres"), autocommit=True) as conn:
             conn.execute(

@@ -59,7 +59,10 @@ def test_register_lists_everything_that_is_wrong_at_once(call: Call, extra: tupl
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [("tier",), ("tier", "--dry-run"), ("accept",), ("unregister",), ("status",)])
+@pytest.mark.parametrize(
+    "command",
+    [("tier",), ("tier", "--dry-run"), ("compact", "--dry-run"), ("accept",), ("unregister",), ("status",)],
+)
 def test_a_table_that_is_not_registered_is_named(call: Call, command: tuple[str, ...]) -> None:
     done = call(*command, "--table", "public.readings")
     assert done.returncode == 1
@@ -101,6 +104,10 @@ def test_a_table_goes_in_is_shown_and_comes_out_again(call: Call) -> None:
     assert "2 partitions of public.readings would move" in plan.stdout
     assert "the cut-line would go from 0 to 200" in plan.stdout
     assert "readings_1" in plan.stdout
+
+    fold = call("compact", "--table", "readings", "--dry-run")
+    assert fold.returncode == 0, fold.stderr
+    assert "Nothing to fold in public.readings: no correction waits below the cut-line." in fold.stdout
 
     out = call("unregister", "--table", "readings")
     assert out.returncode == 0, out.stderr

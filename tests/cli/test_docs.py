@@ -24,12 +24,12 @@ CALLS = [
     (page.name, line.strip())
     for page in PAGES
     for line in page.read_text().splitlines()
-    if re.match(r"\s*(?:[A-Z_]+=\S+ )*modak-worker \S", line)
+    if re.match(r"\s*(?:[A-Z_]+=\S+ )*modak-(?:worker|console) \S", line)
 ]
 
 
 def test_the_readme_lists_every_command() -> None:
-    listed = set(re.findall(r"^\| `([a-z]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    listed = set(re.findall(r"^\| `([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
     group: Any = get_command(app)
     assert listed == set(group.commands)
 
@@ -42,7 +42,7 @@ def test_links_between_documents_lead_somewhere(page: Path, link: str) -> None:
 @pytest.mark.parametrize(("_page", "line"), CALLS)
 def test_commands_in_the_documents_exist_with_their_flags(_page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
-    words = words[words.index("modak-worker") + 1 :]
+    words = words[next(at for at, word in enumerate(words) if word in ("modak-worker", "modak-console")) + 1 :]
     command: Any = get_command(app)
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]

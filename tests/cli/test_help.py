@@ -29,8 +29,19 @@ EXAMPLES = [
 def test_the_commands_are_those_of_the_reference_and_ours() -> None:
     names = {path[0] for path in PATHS}
     reference = {"run", "register", "unregister", "verify", "ingest", "policy", "maintain", "profile"}
-    assert names == reference | {"tier", "status", "config", "accept", "stop", "version"}
-    assert {path[1] for path in PATHS if path[0] == "profile" and len(path) == 2} == {"list", "create"}
+    assert names == reference | {"tier", "compact", "status", "config", "accept", "stop", "version", "sql", "shell"} | {
+        "top",
+        "pause",
+        "resume",
+        "measurements",
+        "compact-job",
+        "entities",
+        "health",
+        "erase",
+        "convert",
+        "reanchor",
+    }
+    assert {path[1] for path in PATHS if path[0] == "profile" and len(path) == 2} == {"list", "create", "check"}
 
 
 def test_help_lists_every_command_under_a_heading(modak: Any) -> None:
@@ -75,7 +86,9 @@ def test_every_example_uses_commands_and_flags_that_exist(line: str) -> None:
         ("verify", "--table"),
         ("ingest", "--table --file --jsonl"),
         ("policy", "--table --set --unset --reset"),
-        ("maintain", "--table --no-wait"),
+        ("maintain", "--table --no-wait --dry-run --local"),
+        ("health", "--table --json"),
+        ("erase", "--table --where --pk --dry-run"),
         ("profile create", "--name --warehouse --format --config --credentials --default"),
         ("run", "--demo"),
         ("tier", "--table --dry-run"),

@@ -18,9 +18,11 @@ DETAIL = frozenset(
     {
         "catalog.committed",
         "catalog.migrated",
+        "fold.planned",
         "lease.taken",
         "partition.found",
         "register.done",
+        "retention.planned",
         "spark.jars_fetched",
         "unregister.done",
     }
@@ -28,7 +30,7 @@ DETAIL = frozenset(
 """Events that say to a person what another event says better; a terminal shows them only with --debug."""
 
 
-PASSING = frozenset({"tiering.progress"})
+PASSING = frozenset({"tiering.progress", "fold.progress", "verify.progress"})
 """Events whose line a terminal overwrites with the next one."""
 
 
@@ -86,6 +88,28 @@ def _committed(at: Fields) -> Step:
     return Step("committed", f"{at['table']}: {number(at['rows'])} rows in lake snapshot {at['snapshot']}", "green")
 
 
+def _folded(at: Fields) -> Step:
+    rate = f", {number(at['rows_per_second'])} rows/s" if at.get("rows_per_second") is not None else ""
+    return Step(
+        "folded",
+        f"{at['table']}: {number(at['rows'])} corrections into the lake, {number(at['replaced'])} rows replaced{rate}",
+    )
+
+
+def _passing(verb: str, what: str) -> Callable[[Fields], Step]:
+    def tell(at: Fields) -> Step:
+        left = at.get("seconds_left")
+        rest = f", about {duration(float(left))} left" if left else ""
+        return Step(verb, f"{at['table']}: {at[what]}, {at['tasks']} of {at['of']} tasks are done{rest}", "dim")
+
+    return tell
+
+
+def _debt(at: Fields) -> Step:
+    colour = "red" if at["level"] == "error" else "yellow"
+    return Step("look at", f"{at['table']}: {number(at['rows'])} corrections wait for the fold", colour)
+
+
 def _cleaned(at: Fields) -> Step:
     rest = ", ".join(f"{key} {value}" for key, value in at.items() if key != "table" and value is not None)
     return Step(
@@ -121,6 +145,10 @@ _TELLERS: Mapping[str, Callable[[Fields], Step]] = {
     "tiering.progress": _exporting,
     "tiering.exported": _exported,
     "tiering.committed": _committed,
+    "fold.progress": _passing("folding", "step"),
+    "fold.committed": _folded,
+    "verify.progress": _passing("verifying", "doing"),
+    "delta.debt": _debt,
     "repair.cleaned": _cleaned,
     "cycle.failed": _failed,
 }
@@ -132,6 +160,14 @@ _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "reclaim.deferred": ("waiting", "{table}: {partition} stays in the heap for now, {reason}", "dim"),
     "reclaim.failed": ("failed", "{table}: {partition} cannot be dropped: {error}", "red"),
     "reclaim.unwatched": ("again", "{table}: {partition} is exported once more, {because}", "yellow"),
+    "fold.again": ("again", "{table}: {detail}", "dim"),
+    "fold.swept": ("swept", "{table}: {rows} folded corrections that readers had held", "dim"),
+    "delta.debt_paid": ("folded", "{table}: the backlog of corrections is small again", "green"),
+    "retention.committed": ("expired", "{table}: {rows} lake rows in {files} files below {line}", "magenta"),
+    "retention.deferred": ("waiting", "{table}: the retention line stays, {because}", "dim"),
+    "retention.stragglers": ("expired", "{table}: {rows} late corrections below the retention line", "magenta"),
+    "verify.repaired": ("repaired", "{table}: {rows} rows written from the heap into the delta", "yellow"),
+    "seam.lost": ("failed", "the point in time of a read over {tables} is lost", "red"),
     "spill.stray_rows": ("look at", "{table}: {rows} rows stand in the spill partition, where no row may stay", "red"),
     "premake.made": ("made", "{table}: partition {partition} for rows to come", "cyan"),
     "premake.deferred": ("waiting", "{table}: {reason}", "dim"),
@@ -143,6 +179,8 @@ _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "lake.commit_again": ("again", "{table}: somebody else committed first ({because})", "dim"),
     "evolve.committed": ("evolved", "{table}: the lake's schema follows the table's", "green"),
     "evolve.note": ("look at", "{table}: {note}", "yellow"),
+    "http.listening": ("serving", "HTTP at {address}", "cyan"),
+    "publish.done": ("published", "{table} in the catalog of MODAK_CATALOG_URI", "cyan"),
     "daemon.waiting": ("waiting", "{because}", "yellow"),
     "leader.acquired": ("leading", "this worker leads (epoch {epoch})", "green"),
     "leader.waiting": ("standby", "another worker leads; this one waits", "dim"),

@@ -7,7 +7,28 @@ from typing import Annotated
 import typer
 
 from modak.cli import errors
-from modak.cli.commands import house, later, register, run, status, tier
+from modak.cli.commands import (
+    compact,
+    compact_job,
+    entities,
+    erase,
+    house,
+    ingest,
+    maintenance,
+    measurements,
+    measurements_work,
+    mirror,
+    operate,
+    register,
+    run,
+    sql,
+    status,
+    tier,
+    verify,
+)
+from modak.cli.commands import (
+    profile as profiles,
+)
 from modak.cli.family import HOUSE, LAKE, TABLES, WATCH, Branch, Family, Leaf, examples
 
 app = typer.Typer(
@@ -26,10 +47,32 @@ app = typer.Typer(
 profile = typer.Typer(
     cls=Branch,
     rich_markup_mode="rich",
-    help="List or create storage profiles.",
+    help="List, create or check storage profiles.",
     epilog=examples(
         "modak-worker profile list",
         "modak-worker profile create --name archive --warehouse /srv/archive",
+    ),
+)
+
+entity_stores = typer.Typer(
+    cls=Branch,
+    rich_markup_mode="rich",
+    help="Entity stores: flush, init, compact, verify.",
+    epilog=examples(
+        "modak-worker entities install",
+        "modak-worker entities flush --dry-run",
+        "modak-worker entities status",
+    ),
+)
+
+store = typer.Typer(
+    cls=Branch,
+    rich_markup_mode="rich",
+    help="Compact stores of time-partitioned Parquet files.",
+    epilog=examples(
+        "modak-worker measurements status",
+        "modak-worker measurements compact --dry-run",
+        "modak-worker measurements compact --tier hourly --database prod",
     ),
 )
 
@@ -67,12 +110,22 @@ _add(
     "modak-worker status --table public.events",
     "modak-worker status --json | jq '.tables[].lag'",
 )
+_add(WATCH, "top", operate.top, "modak-worker top", "modak-worker top --once", "modak-worker top --json")
+_add(
+    WATCH,
+    "sql",
+    sql.sql,
+    'modak-worker sql "select kind, count(*) from events group by kind"',
+    "modak-worker sql --format csv --output recent.csv 'select * from public.events where id > 100'",
+)
+_add(WATCH, "shell", sql.shell, "modak-worker shell", "modak-worker shell < report.sql")
 _add(
     TABLES,
     "register",
     register.register,
     "modak-worker register --table public.events --pk id --tier-key occurred_at",
     "modak-worker register --table public.readings --pk tenant_id,device_id --tier-key at --dry-run",
+    "modak-worker register --table public.accounts --pk id --tier-key id --mode mirrored",
     "modak-worker register --table public.prices --pk id --tier-key day --numeric-as string",
 )
 _add(
@@ -89,19 +142,49 @@ _add(
     "modak-worker tier --table public.events --dry-run",
     "modak-worker tier --table public.events",
 )
+_add(
+    TABLES,
+    "compact",
+    compact.compact,
+    "modak-worker compact --table public.events --dry-run",
+    "modak-worker compact --table public.events",
+)
+_add(
+    TABLES,
+    "pause",
+    operate.pause,
+    'modak-worker pause --table public.events --reason "migration of the schema"',
+)
+_add(TABLES, "resume", operate.resume, "modak-worker resume --table public.events")
+_add(
+    TABLES,
+    "convert",
+    mirror.convert,
+    "modak-worker convert --table public.accounts --mode mirrored",
+    "modak-worker convert --table public.accounts --mode tiered",
+)
+_add(TABLES, "reanchor", mirror.reanchor, "modak-worker reanchor --table public.accounts")
 _add(TABLES, "accept", tier.accept, "modak-worker accept --table public.events")
-_add(TABLES, "verify", later.verify, "modak-worker verify --table public.events")
+_add(
+    TABLES,
+    "verify",
+    verify.verify,
+    "modak-worker verify --table public.events",
+    "modak-worker verify --table public.events --sample 0.1",
+    "modak-worker verify --table public.events --repair",
+)
 _add(
     LAKE,
     "ingest",
-    later.ingest,
+    ingest.ingest,
     "modak-worker ingest --table public.events --file part-1.parquet --file part-2.parquet",
+    "modak-worker ingest --table public.events --file history/ --rewrite --dry-run",
     "modak-worker ingest --table public.events --jsonl history.jsonl",
 )
 _add(
     LAKE,
     "policy",
-    later.policy,
+    maintenance.policy,
     "modak-worker policy --table public.events",
     "modak-worker policy --table public.events --set snapshot_retention_hours=6",
     "modak-worker policy --table public.events --reset",
@@ -109,20 +192,105 @@ _add(
 _add(
     LAKE,
     "maintain",
-    later.maintain,
+    maintenance.maintain,
     "modak-worker maintain --table public.events",
     "modak-worker maintain --table public.events --no-wait",
+    "modak-worker maintain --table public.events --dry-run",
 )
-_add("Commands", "list", later.profile_list, "modak-worker profile list", to=profile)
+_add(
+    LAKE,
+    "health",
+    maintenance.health,
+    "modak-worker health",
+    "modak-worker health --table public.events",
+    "modak-worker health --json | jq '.[].warnings'",
+)
+_add(
+    LAKE,
+    "erase",
+    erase.erase,
+    'modak-worker erase --table public.events --where "user_id = 17" --dry-run',
+    "modak-worker erase --table public.events --pk 4711",
+)
+_add(
+    "Commands",
+    "list",
+    profiles.profile_list,
+    "modak-worker profile list",
+    "modak-worker profile list --json",
+    to=profile,
+)
 _add(
     "Commands",
     "create",
-    later.profile_create,
+    profiles.profile_create,
     "modak-worker profile create --name analytics --warehouse s3://analytics-lake/w --credentials analytics",
     "modak-worker profile create --name archive --warehouse /srv/archive --default",
     to=profile,
 )
+_add("Commands", "check", profiles.profile_check, "modak-worker profile check analytics", to=profile)
 app.add_typer(profile, name="profile", rich_help_panel=LAKE)
+for _name, _command, _examples in (
+    ("install", entities.install, ("modak-worker entities install",)),
+    (
+        "flush",
+        entities.flush,
+        ("modak-worker entities flush --dry-run", "modak-worker entities flush --schema invoice"),
+    ),
+    (
+        "init",
+        entities.init,
+        ("modak-worker entities init --schema 7", "modak-worker entities init --schema 7 --replace-delta"),
+    ),
+    ("compact", entities.compact, ("modak-worker entities compact --dry-run", "modak-worker entities compact")),
+    ("status", entities.status, ("modak-worker entities status", "modak-worker entities status --json")),
+    (
+        "reconcile",
+        entities.reconcile,
+        ("modak-worker entities reconcile", "modak-worker entities reconcile --repair --gc"),
+    ),
+    ("query", entities.query, ('modak-worker entities query "select count(*) from invoice"',)),
+    ("verify", entities.verify, ("modak-worker entities verify", "modak-worker entities verify --schema invoice")),
+):
+    _add("Commands", _name, _command, *_examples, to=entity_stores)
+app.add_typer(entity_stores, name="entities", rich_help_panel=LAKE)
+_add("Commands", "status", measurements.status, "modak-worker measurements status", to=store)
+_add(
+    "Commands",
+    "candidates",
+    measurements.candidates,
+    "modak-worker measurements candidates --tier hourly",
+    to=store,
+)
+_add(
+    "Commands",
+    "compact",
+    measurements_work.compact,
+    "modak-worker measurements compact --dry-run",
+    "modak-worker measurements compact --tier hourly --database prod --measurement cpu",
+    to=store,
+)
+_add("Commands", "recover", measurements_work.recover, "modak-worker measurements recover", to=store)
+_add("Commands", "jobs", measurements.jobs, "modak-worker measurements jobs", to=store)
+_add("Commands", "history", measurements.history, "modak-worker measurements history --limit 5", to=store)
+_add("Commands", "verify", measurements.verify, "modak-worker measurements verify --database prod", to=store)
+_add(
+    "Commands",
+    "generate",
+    measurements_work.generate,
+    "modak-worker measurements generate --hours 6 --files 50",
+    to=store,
+)
+_add(
+    "Commands",
+    "export",
+    measurements_work.export,
+    "modak-worker measurements export --database prod --measurement cpu",
+    "modak-worker measurements export --database prod --measurement cpu --drop",
+    to=store,
+)
+app.add_typer(store, name="measurements", rich_help_panel=LAKE)
+_add(LAKE, "compact-job", compact_job.compact_job, "modak-worker compact-job < order.json")
 _add(HOUSE, "config", house.config, "modak-worker config", "modak-worker config --json")
 _add(HOUSE, "stop", house.stop, "modak-worker stop")
 _add(HOUSE, "version", house.version, "modak-worker version")
@@ -131,3 +299,8 @@ _add(HOUSE, "version", house.version, "modak-worker version")
 def main() -> None:
     """The installed program."""
     app()
+
+
+def console() -> None:
+    """The same program with the web console: its `run` serves the pages too."""
+    app(prog_name="modak-console", obj=run.WITH_CONSOLE)

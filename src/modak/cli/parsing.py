@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from modak.core.axis import Axis
-from modak.core.errors import ModakError, UsageError
+from modak.core.errors import UsageError
 
 TableOption = Annotated[
     str, typer.Option("--table", metavar="SCHEMA.TABLE", help="The table; without a schema, public is meant.")
@@ -76,12 +76,3 @@ def pairs(flag: str, entries: Iterable[str]) -> dict[str, str]:
 def error_code(flag: str) -> str:
     """`--chunk-rows` → `usage.chunk_rows`."""
     return "usage." + flag.lstrip("-").replace("-", "_")
-
-
-def not_yet(what: str) -> ModakError:
-    """The honest answer of a command whose capability has not landed."""
-    return ModakError(
-        "not_yet",
-        f"{what} is not yet available in this version.",
-        hint="Nothing was changed. CHANGELOG.md lists what has landed.",
-    )

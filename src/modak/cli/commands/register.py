@@ -58,10 +58,11 @@ def register(
 ) -> None:
     """Take a table in and create its lake table.
 
-    The table is checked first and everything wrong is told in one list. The cut-line starts at the oldest partition.
-    Running it again is safe: the same registration is a no-op, a different one is refused and says what differs.
+    The table is checked first and everything wrong is told in one list. A mirrored table is copied before the command
+    ends. Running it again is safe: the same registration is a no-op, an interrupted copy goes on, a different
+    registration is refused and says what differs.
     """
-    from modak.tables.registration.request import RegisterRequest, check_available, check_flags
+    from modak.tables.registration.request import RegisterRequest, check_flags
 
     request = RegisterRequest(
         table=TableName.parse(table),
@@ -76,15 +77,14 @@ def register(
         profile=profile,
         numeric_as=numeric_as,
     )
-    check_length("--heap-retention", heap_retention)
+    check_length("--heap-retention", heap_retention, least=1)
     check_length("--lake-retention", lake_retention, least=1)
     check_length("--partition-width", partition_width)
     check_flags(request)
-    check_available(request)
 
     from modak.cli.place import opened
 
-    with opened() as site:
+    with opened(log_level="info" if mode == "mirrored" and not dry_run else "warning") as site:
         from modak.tables.registration.register import preflight
         from modak.tables.registration.register import register as take_in
 
@@ -95,12 +95,16 @@ def register(
             say(f"{request.table} can be registered. Nothing was changed.")
             return
         done = take_in(site, request)
-        if not done.created:
+        if not done.created and not done.rows_copied:
             say(f"{done.table} is registered already, with the same settings. Nothing was changed.")
             return
         _show(done.preflight)
         say(f"{paint('registered', 'green')} {done.table}")
-        fields({"cut-line": done.cut_line, "width": done.width, "lake": done.location})
+        fields({"cut-line": done.cut_line or "–", "width": done.width, "lake": done.location})
+        if done.mode == "mirrored":
+            say(f"{number(done.rows_copied or 0)} rows were copied.")
+            note("The daemon (modak-worker run) follows its changes from here on.")
+            return
         note("The daemon (modak-worker run) tiers it from its next cycle on; modak-worker tier does one pass now.")
 
 
@@ -138,6 +142,8 @@ def unregister(
 def _show(preflight: Preflight) -> None:
     for remark in preflight.notes:
         note(f"{paint('note:', 'yellow')} {remark}")
+    if preflight.wal_bytes:
+        note(f"Meanwhile Postgres keeps about {size(preflight.wal_bytes)} of WAL, if it is written as fast as so far.")
     say(
         f"{number(preflight.partitions)} partitions, about {number(preflight.rows)} rows, {size(preflight.bytes)}; "
         f"moving them takes about {duration(preflight.seconds)}."

@@ -2,7 +2,7 @@
 
 The daemon works in a thread of its own and the main thread waits for signals: Spark would otherwise put its own handler
 in place of ours, and a signal must not break into the middle of a step. The first signal lets the current step end,
-the second does not wait.
+the second does not wait. While Spark still starts there is no step, and the first one ends it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +21,23 @@ from modak.cli.output import duration, fields, note, number, on_terminal, paint,
 
 if TYPE_CHECKING:
     from modak.config import Settings
+    from modak.console.app import Console
+    from modak.runtime.web.context import Context
     from modak.tables.site import Site
 
 
+_NEXT = ("status", "config", "register --help")
+_NEXT_IN_THE_DEMO = (
+    "status",
+    "tier --table public.events --dry-run",
+    'sql "select kind, count(*), sum(amount) from public.events group by kind"',
+)
+WITH_CONSOLE = "with console"
+"""What `modak-console` hands down, so that `run` serves the pages."""
+
+
 def run(
+    context: typer.Context,
     demo: Annotated[
         bool,
         typer.Option("--demo", help="In an empty database, first make public.events with a million rows."),
@@ -47,33 +60,39 @@ def run(
             if chosen.postgres.url is None:
                 note(f"Starting the embedded Postgres of {chosen.home.path} …")
             with open_site(chosen) as site:
-                _greet(site, chosen)
+                _greet(site, chosen, _NEXT_IN_THE_DEMO if demo else _NEXT)
                 if demo:
                     _prepare_demo(site)
                 tell = chosen.log.format != "json"
                 if tell and site.reader.tables():
                     _show_status(site)
                 note("Starting Spark …")
-                _serve(site, tell=tell)
+                _serve(site, tell=tell, console=context.obj == WITH_CONSOLE)
     except KeyboardInterrupt:
         pass
     note("Stopped. Starting again resumes where this left off.")
 
 
-def _serve(site: Site, *, tell: bool) -> None:
-    from modak.runtime.daemon import run as host
+def _serve(site: Site, *, tell: bool, console: bool) -> None:
+    from modak.runtime.hosting import host
 
     stop, changed = threading.Event(), threading.Event()
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            host(site, stop=stop, on_event=lambda _event, _fields: changed.set())
+            host(
+                site,
+                stop=stop,
+                on_event=lambda _event, _fields: changed.set(),
+                port=site.settings.http.console_port if console else None,
+                guests=_console if console else None,
+            )
         except BaseException as error:
             failure.append(error)
 
     worker = threading.Thread(target=work, name="daemon", daemon=True)
-    with _stopping(stop):
+    with _stopping(stop, waiting=lambda: "spark" in vars(site)):
         worker.start()
         while worker.is_alive():
             worker.join(0.2)
@@ -83,6 +102,12 @@ def _serve(site: Site, *, tell: bool) -> None:
                     _show_status(site)
     if failure:
         raise failure[0]
+
+
+def _console(context: Context) -> Console:
+    from modak.console.app import Console
+
+    return Console(context.guard, context.site.settings)
 
 
 def _show_status(site: Site) -> None:
@@ -98,7 +123,7 @@ def _show_status(site: Site) -> None:
         note(f"The status cannot be shown now: {error.message}")
 
 
-def _greet(site: Site, settings: Settings) -> None:
+def _greet(site: Site, settings: Settings, next_commands: Sequence[str]) -> None:
     from modak import __version__
 
     say(f"{paint(f'Modak {__version__}', 'bold')}")
@@ -106,7 +131,7 @@ def _greet(site: Site, settings: Settings) -> None:
     say()
     say("Try next, in another terminal:")
     home = f"MODAK_HOME={settings.home.path} " if _home_is_chosen() else ""
-    for command in ("status", "config", "tier --table public.events --dry-run"):
+    for command in next_commands:
         say(f"  {home}{program()} {command}")
     say()
     sys.stdout.flush()
@@ -173,9 +198,9 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
+def _stopping(stop: threading.Event, waiting: Callable[[], bool]) -> Iterator[None]:
     def ask(_number: int, _frame: object) -> None:
-        if stop.is_set():
+        if stop.is_set() or not waiting():
             raise KeyboardInterrupt
         stop.set()
         again = " Ctrl-C again does not wait." if on_terminal(sys.stderr) else ""

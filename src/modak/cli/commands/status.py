@@ -98,6 +98,7 @@ def show_one(row: TableStatus) -> None:
             "heap": size(row.heap_bytes),
             "lake": f"{size(row.lake_bytes)} in {number(row.lake_files)} files",
             "lag": _or_dash(row.lag),
+            **_mirror(row),
             "corrections waiting": number(row.delta_backlog),
             "pinned readers": number(row.pins),
             "last operation": _or_dash(row.last_operation),
@@ -106,6 +107,13 @@ def show_one(row: TableStatus) -> None:
     )
     for problem in row.problems:
         say(f"{paint('look at', 'yellow')} {problem}")
+
+
+def _mirror(row: TableStatus) -> dict[str, str]:
+    if row.mode != "mirrored":
+        return {}
+    kept = "–" if row.slot_retained_bytes is None else size(row.slot_retained_bytes)
+    return {"frontier F": row.mirror_frontier or "copying", "WAL kept by its slot": kept}
 
 
 def partitions(counts: dict[str, int]) -> str:

@@ -31,7 +31,7 @@ def tier(
 ) -> None:
     """Run one tiering pass now.
 
-    Seal, export, commit, advance, and drop what the heap no longer needs, exactly as the daemon does it.
+    Seal, export, commit, advance, drop what the heap no longer needs and expire lake rows, as the daemon does it.
     """
     from modak.cli.place import opened
 
@@ -59,11 +59,17 @@ def accept(table: TableOption) -> None:
 
 def _pass(site: Site, name: TableName, wait: float) -> None:
     from modak.runtime.leader import Leader
+    from modak.tables.retention.run import retain
     from modak.tables.tiering.run import tier as run_pass
 
     with Leader.campaign(site, wait) as leader:
         report = run_pass(site, leader.epoch, name)
+        retained = retain(site, leader.epoch, name)
     _show_report(report)
+    if retained.moved_to is not None:
+        say(
+            f"{number(retained.doomed.rows)} lake rows expired; the retention line is now {retained.moved_to}.",
+        )
 
 
 def _show_report(report: TieringReport) -> None:
@@ -99,8 +105,24 @@ def _show_plan(site: Site, name: TableName) -> None:
         say(f"{partition.name} would stay in the heap: {reason}.")
     for new in would.premake.make:
         say(f"{new.name} would be made ahead, from {axis.literal(new.lower)} to {axis.literal(new.upper)}.")
+    _show_retention(site, name)
     _show_findings(would.findings)
     note("Nothing was changed.")
+
+
+def _show_retention(site: Site, name: TableName) -> None:
+    from modak.tables.retention.plan import Waiting
+    from modak.tables.retention.run import plan_now
+
+    state = site.reader.state(name)
+    if state.table.lake_retention is None:
+        return
+    plan, doomed = plan_now(site, state)
+    if isinstance(plan, Waiting):
+        say(f"Nothing expires: {plan.reason}.")
+    else:
+        line = state.table.axis.literal(plan.to)
+        say(f"{number(doomed.rows)} lake rows below {line} would expire, {_count(plan.bands, 'band')} of the grid.")
 
 
 def _show_partitions(plan: TieringPlan, axis: Axis) -> None:
