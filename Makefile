@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BENCH ?= all
 ROWS ?=
 
-.PHONY: help install run test test-all lint bench lock clean
+.PHONY: help install run test test-all lint browser bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,17 +30,34 @@ lint: install ## ruff, mypy --strict and the contract of the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## the whole gate
-	$(BIN)/pytest -m "not full"
+# The console's pages are tested in Chromium. Where tests run unattended it is installed; elsewhere it is asked for.
+browser:
+	@for one in chromium chromium-browser google-chrome; do command -v $$one > /dev/null && exit 0; done; \
+	if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1 && exit 0; fi; \
+	echo "There is no Chromium here: the tests of the console's pages will be skipped."
 
-test-all: lint ## the gate plus every kill sweep and soak
+# Three processes for two cores, since a good part of a test is waiting: one has the Spark session of the run, the others
+# what needs none, without and with the flows of tables.
+FLOWS := tests/tables tests/mirror tests/maintenance tests/catalog
+PLAIN := $(BIN)/pytest -m "not full and not spark"
+
+test: lint browser ## the whole gate
+	@mkdir -p build; \
+	$(PLAIN) $(FLOWS) > build/pytest-flows.log 2>&1 & flows=$$!; \
+	$(PLAIN) $(addprefix --ignore=,$(FLOWS)) > build/pytest-plain.log 2>&1 & plain=$$!; \
+	$(BIN)/pytest -m "not full and spark"; spark=$$?; \
+	wait $$flows; of_flows=$$?; wait $$plain; of_plain=$$?; cat build/pytest-flows.log build/pytest-plain.log; \
+	[ $$spark -eq 0 ] && [ $$of_flows -eq 0 ] && [ $$of_plain -eq 0 ]
+
+test-all: lint browser ## the gate plus every kill sweep and soak
 	$(BIN)/pytest
 
 bench: install ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)
 	@$(BIN)/python -m bench $(BENCH) $(if $(ROWS),--rows $(ROWS))
 
 lock: install ## compile requirements.txt (names, versions, hashes) from pyproject.toml
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra embedded --extra dev \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra embedded --extra tracing --extra dev \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
 		--output-file requirements.txt pyproject.toml
 
