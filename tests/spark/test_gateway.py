@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from pathlib import Path
@@ -141,3 +142,15 @@ def test_jars_without_iceberg_are_refused(tmp_path: Path, empty: Path) -> None:
     out, _ = finish(spawn(body, tmp_path, empty))
 
     assert out.splitlines()[-1] == "spark.jars_incomplete"
+
+
+def test_what_py4j_writes_to_the_root_logger_is_dropped_and_nothing_else(
+    gateway: Gateway,
+) -> None:
+    def record(path: str) -> logging.LogRecord:
+        return logging.LogRecord("root", logging.ERROR, path, 1, "broken", None, None)
+
+    root = logging.getLogger()
+
+    assert not root.filter(record("site-packages/py4j/java_gateway.py"))
+    assert root.filter(record("somebody/else.py"))

@@ -8,6 +8,7 @@ whatever ran may or may not have happened, so the worker exits and the journal i
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,7 @@ class Gateway:
 
     def __init__(self, py4j: Any) -> None:
         self.py4j = py4j
+        logging.getLogger().addFilter(_unless_py4j)  # the same filter again adds nothing
 
     def require(self, schemes: Iterable[str]) -> None:
         """Stop when the JVM was started before a kind of object store was needed."""
@@ -158,6 +160,11 @@ def lost() -> ModakError:
         "more memory (spark.driver.memory, by MODAK_SPARK_CONF_*).",
         retryable=True,
     )
+
+
+def _unless_py4j(record: logging.LogRecord) -> bool:
+    """Py4J writes the traceback of a broken socket to the root logger before it raises; the error is enough."""
+    return record.module != "java_gateway"
 
 
 def _check(gateway: Gateway) -> None:
