@@ -153,7 +153,8 @@ def test_a_terminal_shows_frames_and_colour_unless_it_wants_none(environ: dict[s
 
 @pytest.mark.parametrize(("environ", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_errors_are_red_in_a_terminal_unless_it_wants_no_colour(environ: dict[str, str], coloured: bool) -> None:
-    shown = _in_terminal([program(), "maintain", "--table", "t"], {**os.environ, "TERM": "xterm-256color", **environ})
+    nowhere = {"MODAK_PG_URL": "postgresql://me@127.0.0.1:1/shop", "TERM": "xterm-256color"}
+    shown = _in_terminal([program(), "status"], {**os.environ, **nowhere, **environ})
     assert ("\x1b[31merror:" in shown) is coloured
     assert "error:" in shown
 
