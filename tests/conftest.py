@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -122,9 +122,11 @@ def _sweep_servers_of_dead_runs() -> None:
     """A run that was killed leaves its server behind; the next run ends it."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and folder.stat().st_uid == os.geteuid() and not _alive(int(owner)):
-            EmbeddedServer(folder).destroy()
-            shutil.rmtree(folder, ignore_errors=True)
+        # Another run that starts at the same moment may be sweeping too.
+        with suppress(FileNotFoundError):
+            if owner.isdigit() and folder.stat().st_uid == os.geteuid() and not _alive(int(owner)):
+                EmbeddedServer(folder).destroy()
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:

@@ -19,8 +19,16 @@ def test_a_fold_tells_rows_files_vectors_and_the_rate(capsys: pytest.CaptureFixt
     assert "folded public.events: 1,500,000 corrections in 2 commits" in said
     assert "(300,000 rows/s)" in said
     assert "1,350,000 rows in 8 files (30.0 MB), 1,499,990 rows hidden by 4 deletion vectors; lake snapshot 7." in said
-    assert "3 folded rows that were kept for readers are gone." in said
-    assert "12 corrections are left in the delta." in said
+    assert "Gone from the delta: 3 folded rows kept for readers until now." in said
+    assert "Left in the delta: 12 corrections." in said
+
+
+def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    _show_report(FoldReport(EVENTS, 1, 1, 1, 1, 1, 1, 2_000, 0.5, snapshot_id=7, left=1))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 correction in 1 commit, 0.5 s (2 rows/s)" in said
+    assert "1 row in 1 file (2.0 KB), 1 row hidden by 1 deletion vector; lake snapshot 7." in said
+    assert "Left in the delta: 1 correction." in said
 
 
 def test_nothing_to_fold_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,12 @@ def test_the_readme_lists_every_command() -> None:
     assert listed == set(group.commands)
 
 
+def test_the_readme_leads_to_every_page_once() -> None:
+    text = (ROOT / "README.md").read_text().partition("## Read on")[2]
+    linked = re.findall(r"\(docs/([a-z]+)\.md\)", text)
+    assert sorted(linked) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "configuration")
+
+
 @pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: value.name if isinstance(value, Path) else value)
 def test_links_between_documents_lead_somewhere(page: Path, link: str) -> None:
     assert (page.parent / link).exists()

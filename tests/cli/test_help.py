@@ -63,6 +63,17 @@ def test_help_of_every_command_shows_examples(modak: Any, path: tuple[str, ...])
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.parametrize("path", [(), ("tier",), ("profile", "create")])
+def test_a_switch_has_no_type_in_the_panels_of_a_terminal(
+    modak: Any, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("modak.cli.family.on_terminal", lambda: True)
+    shown = modak(*path, "--help").stdout
+    assert "╭" in shown
+    assert "--help" in shown
+    assert "bool" not in shown.lower()
+
+
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_every_example_uses_commands_and_flags_that_exist(line: str) -> None:
     words = shlex.split(line.split(" | ", 1)[0])

@@ -100,14 +100,16 @@ def test_the_level_keeps_detail_away(reset_logs: Any, log_lines: Callable[[], li
 @pytest.mark.parametrize(
     ("event", "fields", "text"),
     [
-        ("tiering.sealed", {"table": "t", "partitions": 1}, "t: 1 partition; writes"),
+        ("tiering.sealed", {"table": "t", "partitions": 1}, "t: 1 partition; late writes"),
         ("tiering.sealed", {"table": "t", "partitions": ["a", "b", "c", "d"]}, "4 partitions (a, b, c and 1 more)"),
         ("tiering.committed", {"table": "t", "rows": 5, "snapshot": 7}, "t: 5 rows in lake snapshot 7"),
+        ("tiering.committed", {"table": "t", "rows": 1, "snapshot": 7}, "t: 1 row in lake snapshot 7"),
         ("tiering.advanced", {"table": "t", "cut_line": "100"}, "t: the cut-line is now 100"),
         ("reclaim.dropped", {"table": "t", "partition": "t_p1"}, "t: heap partition t_p1"),
         ("premake.made", {"table": "t", "partition": "t_p9"}, "t_p9"),
         ("grid.gap", {"table": "t", "message": "no partition for 1 to 2"}, "no partition for 1 to 2"),
         ("leader.acquired", {"epoch": 3}, "epoch 3"),
+        ("spark.starting", {"master": "local[*]"}, "Spark on local[*], which takes some seconds"),
         ("cycle.failed", {"table": "t", "code": "postgres.busy", "hint": "wait"}, "t: postgres.busy (wait)"),
     ],
 )

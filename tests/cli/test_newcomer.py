@@ -37,7 +37,14 @@ def test_the_demo_shows_the_life_of_a_table_ends_on_ctrl_c_and_resumes(
     worker: Worker, home: Path, tmp_path: Path
 ) -> None:
     first = _run_until(r"(?s)reclaim\.dropped.*last operation.*tier done", home, tmp_path / "first")
-    for step in ("tiering.sealed", "tiering.exported", "tiering.committed", "tiering.advanced", "reclaim.dropped"):
+    for step in (
+        "spark.starting",
+        "tiering.sealed",
+        "tiering.exported",
+        "tiering.committed",
+        "tiering.advanced",
+        "reclaim.dropped",
+    ):
         assert step in first
     assert "Try next" in first
     assert f"PGPASSFILE={home}/pgpass psql postgresql://postgres@127.0.0.1:" in first

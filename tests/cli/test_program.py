@@ -89,13 +89,24 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_the_first_command_says_that_it_starts_a_server(worker: Worker) -> None:
+    try:
+        first, second = worker("status"), worker("status")
+    finally:
+        worker("stop")
+    assert first.stderr.startswith("Starting the embedded Postgres of ")
+    assert second.stderr == ""
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("No table is registered.")
+
+
 @pytest.mark.parametrize("command", [("status",), ("tier", "--table", "public.t"), ("accept", "--table", "public.t")])
 def test_an_unreachable_postgres_is_told_without_password_or_traceback(
     worker: Worker, command: tuple[str, ...]
 ) -> None:
     done = worker(*command, MODAK_PG_URL="postgresql://me:hunter2@127.0.0.1:1/shop")
     assert done.returncode == 1
-    assert "error: Postgres at postgresql://me@127.0.0.1:1/shop cannot be reached" in done.stderr
+    assert "error: Postgres at postgresql://me@127.0.0.1:1/shop cannot be reached: Connection refused.\n" in done.stderr
     assert "hint: " in done.stderr
     assert "hunter2" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

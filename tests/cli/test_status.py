@@ -13,6 +13,7 @@ from modak.core.names import TableName
 ROW: Any = SimpleNamespace(
     name=TableName("public", "events"),
     mode="tiered",
+    keep_heap=False,
     cut_line="1794787200000",
     snapshot_id=7712,
     retention_line=None,
@@ -38,6 +39,29 @@ def test_the_overview_has_a_line_per_table_and_names_its_problems(capsys: pytest
     assert problem == "look at public.events: There is no partition for 1 to 2."
 
 
+def test_the_retention_line_has_a_column_where_a_table_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    show((ROW,))
+    assert "retention r" not in capsys.readouterr().out
+    show((ROW, SimpleNamespace(**{**vars(ROW), "retention_line": "1794700800000"})))
+    heading, without, line, *_ = capsys.readouterr().out.splitlines()
+    at = heading.index("retention r")
+    assert line[at:].startswith("1794700800000")
+    assert without[at:].startswith("–")
+
+
+def test_several_tables_stay_a_grid_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.cli.commands.status.fits", lambda columns, _rows: len(columns) <= 8)
+    show((ROW, ROW))
+    heading, *_ = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["table", "cut-line", "t"]
+    assert "snapshot" not in heading
+    assert "last operation" in heading
+    show((ROW,))
+    assert "snapshot S           7712" in capsys.readouterr().out, "one table has room for all of it"
+
+
 def test_one_table_is_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     show_one(ROW)
     lines = capsys.readouterr().out.splitlines()
@@ -45,6 +69,14 @@ def test_one_table_is_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert "retention line R     –" in lines
     assert "lake                 61.3 MB in 7 files" in lines
     assert lines[-1] == "look at There is no partition for 1 to 2."
+
+
+def test_a_table_that_keeps_its_heap_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = SimpleNamespace(**{**vars(ROW), "keep_heap": True})
+    show((kept,))
+    assert "  tiered, keep-heap  " in capsys.readouterr().out
+    show_one(kept)
+    assert "mode                 tiered, keep-heap\n" in capsys.readouterr().out
 
 
 def test_without_tables_it_says_how_to_add_one(capsys: pytest.CaptureFixture[str]) -> None:

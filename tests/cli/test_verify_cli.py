@@ -57,7 +57,7 @@ def test_verify_tells_what_differs_repairs_it_and_ends_with_the_right_code(
 
     repaired = modak("verify", "--table", "events", "--repair", **environ)
     assert repaired.exit_code == 0, repaired.output
-    assert "1 rows were written through the delta; verified again:" in repaired.stdout
+    assert "1 row written through the delta; verified again:" in repaired.stdout
     assert "equal public.events" in repaired.stdout
 
     without_heap = {**environ, "MODAK_RECLAIM_LAG": "0"}

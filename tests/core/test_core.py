@@ -60,6 +60,27 @@ def test_spans_know_the_unit_of_their_axis():
             Axis.INTEGER.span(bad)
 
 
+@given(axis=st.sampled_from(Axis), units=st.integers(0, 2**62))
+def test_a_length_that_is_shown_can_be_given_back(axis: Axis, units: int):
+    assert axis.span(axis.length(units)) == units
+
+
+@pytest.mark.parametrize(
+    ("axis", "units", "exactly", "about"),
+    [
+        (Axis.INTEGER, 1200, "1200", "1,200"),
+        (Axis.DATE, 7, "7d", "7d 0h"),
+        (Axis.TIMESTAMPTZ, 36 * 3_600_000_000, "36h", "1d 12h"),
+        (Axis.TIMESTAMPTZ, 5_400_000_000, "90m", "1h 30m"),
+        (Axis.TIMESTAMP, 61_500_000, "61500ms", "0h 1m"),
+        (Axis.TIMESTAMP, 42_000_001, "42000001us", "42s"),
+    ],
+)
+def test_lengths_are_told_in_the_words_of_their_axis(axis: Axis, units: int, exactly: str, about: str):
+    assert axis.length(units) == exactly
+    assert axis.roughly(units) == about
+
+
 def test_first_of_month_bounds_mean_calendar_months():
     axis = Axis.DATE
     width = Width.between(axis.of(date(2024, 1, 1)), axis.of(date(2024, 2, 1)), axis)

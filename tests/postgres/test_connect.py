@@ -8,7 +8,7 @@ import pytest
 
 from modak.core.errors import ModakError
 from modak.postgres import arrow
-from modak.postgres.connect import connect, translate
+from modak.postgres.connect import connect, refused_at_the_door, translate
 from modak.postgres.dsn import Dsn
 
 
@@ -33,6 +33,30 @@ def test_a_wrong_password_is_named_and_not_shown(how: str, database: Dsn) -> Non
     assert not refusal.value.retryable
     assert "hush-hush" not in str(refusal.value)
     assert refusal.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused\n\tIs it there?',
+            "cannot be reached: Connection refused.",
+        ),
+        (
+            'connection to server at "localhost" (::1), port 1 failed: FATAL:  authentication failed for "x"',
+            "does not let 'me' in: authentication failed for \"x\".",
+        ),
+        ("failed to resolve host 'far': Name or service not known.", "host 'far': Name or service not known."),
+        (
+            "connection failed: FATAL:  sorry, too many clients already",
+            "has no free connection: sorry, too many clients already.",
+        ),
+    ],
+)
+def test_the_reason_comes_without_the_preamble_of_the_library(said: str, told: str) -> None:
+    message = refused_at_the_door(Dsn("far", 1, "shop", "me", "hush"), said).message
+    assert message.startswith("Postgres at postgresql://me@far:1/shop ")
+    assert message.endswith(told)
 
 
 @pytest.mark.parametrize("how", ["psycopg", "adbc"])

@@ -69,6 +69,36 @@ def test_the_role_carries_a_table_through_its_life(
         unregister(site, events.name, drop_lake=True)
 
 
+def test_the_owner_can_alter_the_table_as_before(
+    server: EmbeddedServer, fresh_database: Dsn, warehouse: str, spark_home: Path, gateway: Any
+) -> None:
+    dsn = least_privileged(server, fresh_database.dbname)
+    owner = owner_of(dsn)
+    settings = settings_for(dsn, warehouse, spark_home, MODAK_PREMAKE_PARTITIONS="2")
+    with (
+        open_site(settings) as site,
+        Leader.campaign(site, 5) as leader,
+        connect(server.dsn(fresh_database.dbname), autocommit=True) as conn,
+    ):
+        events = Events.create(site)
+        for table in ("events", "events_0", "events_100", "events_200"):
+            events.sql(f"ALTER TABLE public.{table} OWNER TO {owner}")
+        events.register()
+        assert events.tier(leader).premade == ("events_p300", "events_p400")
+        conn.execute(f"SET ROLE {owner}")  # type: ignore[arg-type]
+        conn.execute("ALTER TABLE public.events ADD COLUMN more int DEFAULT 3")
+        conn.execute("INSERT INTO public.events VALUES (7, 7, 'late', 4), (480, 480, 'new', 5)")
+        conn.execute("RESET ROLE")
+        assert events.delta()[("7", 7)] == {"id": "7", "ts": "7", "body": "late", "more": "4"}
+        # An owner who may not create in the schema keeps its inserts, though the partition cannot be its own.
+        conn.execute(f"REVOKE CREATE ON SCHEMA public FROM {owner}")  # type: ignore[arg-type]
+        assert "events_p500" in events.tier(leader).premade
+        owners = dict(
+            events.sql("SELECT relname, pg_get_userbyid(relowner) FROM pg_class WHERE relname LIKE 'events%'")
+        )
+        assert (owners["events_p400"], owners["events_p500"]) == (owner, dsn.user)
+
+
 def test_the_role_may_not_touch_what_is_not_its_own(server: EmbeddedServer, fresh_database: Dsn) -> None:
     dsn = least_privileged(server, fresh_database.dbname)
     with connect(fresh_database, autocommit=True) as conn:

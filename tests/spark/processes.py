@@ -29,7 +29,7 @@ def spawn(body: str, home: Path, cwd: Path, environ: Mapping[str, str] | None = 
     return subprocess.Popen(
         [sys.executable, "-c", _HEAD + textwrap.dedent(body), str(home)],
         cwd=cwd,
-        env={**(os.environ if environ is None else environ), "PYTHONPATH": str(REPOSITORY)},
+        env={**(os.environ if environ is None else environ), "PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

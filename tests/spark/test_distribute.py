@@ -51,6 +51,26 @@ def test_tasks_find_the_kernels_loaded(spark: SparkSession) -> None:
     assert distribute(spark, work, [0]) == [["pyarrow.parquet", "adbc_driver_postgresql.dbapi"]]
 
 
+def test_no_task_reads_the_archives_on_the_path_again(spark: SparkSession) -> None:
+    """Before each task Spark makes Python forget what it knows of them."""
+
+    def work(_: int) -> list[str]:
+        import importlib
+        import zipimport
+        from typing import Any
+
+        module: Any = zipimport
+        lists, read = module._read_directory, []
+        module._read_directory = lambda archive: read.append(archive) or lists(archive)
+        try:
+            importlib.invalidate_caches()
+        finally:
+            module._read_directory = lists
+        return read
+
+    assert distribute(spark, work, [0]) == [[]]
+
+
 @pytest.mark.parametrize("kind", [ModakError, Refused, Conflict])
 def test_an_error_of_ours_arrives_as_itself(spark: SparkSession, kind: type[ModakError]) -> None:
     def work(item: int) -> int:

@@ -80,6 +80,37 @@ def test_the_jvm_ends_with_its_parent(tmp_path: Path, empty: Path) -> None:
     assert ends(jvm)
 
 
+@pytest.mark.parametrize("place", ["the main thread", "another thread"])
+def test_a_start_that_is_given_up_ends_in_silence(tmp_path: Path, empty: Path, place: str) -> None:
+    body = """
+        def interrupt():
+            while not (started := [pid for pid in os.listdir("/proc") if pid.isdigit() and parent(pid) == os.getpid()]):
+                time.sleep(0.02)
+            time.sleep(0.3)
+            print(*started, flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+        def parent(pid):
+            try:
+                return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                return None
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            if PLACE == "the main thread":
+                open_gateway(home, Chosen())
+            threading.Thread(target=open_gateway, args=(home, Chosen()), daemon=True).start()
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+    """
+    process = spawn(body.replace("PLACE", repr(place)), tmp_path / "home", empty)
+    out, err = finish(process)
+    begun = [int(pid) for line in out.splitlines() if line.replace(" ", "").isdigit() for pid in line.split()]
+    assert begun, "a JVM was on its way"
+    assert all(ends(pid) for pid in begun)
+    assert err == ""
+
+
 def test_a_lost_jvm_is_an_error_that_says_so(tmp_path: Path, empty: Path) -> None:
     body = """
         from modak.core.errors import ModakError

@@ -77,6 +77,27 @@ def test_while_a_long_reader_is_in_the_way_nobody_waits_and_no_row_is_out_of_rea
     assert mine == (ROWS - {(7, 7, "row 7"), (8, 8, "row 8")}) | {(8, 8, "corrected")}
 
 
+@pytest.mark.parametrize("query", ["SELECT FROM public.bodies", "UPDATE public.bodies SET body = body WHERE id = 3"])
+def test_a_long_transaction_on_a_table_that_ours_refers_to_is_in_the_way_too(
+    events: Events, leader: Leader, query: str
+) -> None:
+    """To drop a leaf Postgres locks what its foreign keys refer to: begun, it would hang between detach and drop."""
+    events.sql("CREATE TABLE public.bodies (id bigint PRIMARY KEY, body text)")
+    events.sql("INSERT INTO public.bodies SELECT i, 'body' FROM generate_series(0, 300) AS i")
+    events.sql("ALTER TABLE public.events ADD FOREIGN KEY (id) REFERENCES public.bodies")
+    events.register()
+    with connect(events.site.dsn) as reader:
+        reader.execute(query)  # type: ignore[arg-type]
+        report = events.tier(leader)
+        assert (report.rows, report.dropped) == (200, ())
+        assert events.sql(PENDING) == [(0,)]
+        image = '{"id": 7, "ts": 7, "body": "corrected"}'
+        assert events.sql(f"SELECT modak_upsert('public.events', '{image}')") == [("heap",)]
+        reader.commit()
+    assert events.tier(leader).dropped == ("events_0", "events_100")
+    assert events.everything() == (ROWS - {(7, 7, "row 7")}) | {(7, 7, "corrected")}
+
+
 def test_a_reader_that_comes_in_mid_detach_holds_nobody_up_and_the_drop_resumes_with_finalize(
     events: Events, leader: Leader
 ) -> None:

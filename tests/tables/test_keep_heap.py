@@ -17,6 +17,7 @@ from modak.tables import status
 from modak.tables.registration.register import Registered, register
 from modak.tables.registration.request import RegisterRequest, check_flags
 from modak.tables.registration.unregister import unregister
+from modak.tables.status import collect
 from modak.tables.tiering.plan import Partition, TableState, survey
 from tests.tables.events import Events
 
@@ -95,9 +96,10 @@ def test_partitions_rest_at_tiered_and_only_they_are_watched(kept: Events, leade
     assert in_heap(kept) == kept.everything() == ROWS
     assert kept.snapshots() == 1
     assert not kept.site.reader.state(kept.name).unfinished
-    with pytest.raises(Refused, match="--keep-heap is True, not False"):
+    with pytest.raises(Refused, match="--keep-heap is on, not off"):
         kept.register()
     assert keep_heap(kept).created is False
+    assert [row.keep_heap for row in collect(kept.site)] == [True]
 
 
 def test_plain_writes_below_the_cut_line_reach_the_delta_in_the_users_transaction(kept: Events) -> None:

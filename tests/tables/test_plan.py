@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modak.core.axis import Axis
 from modak.core.states import PartitionState
 from modak.tables.tiering.plan import Blocked, TieringPlan, plan_reclaim, plan_tiering, survey
 from tests.tables.builders import grid, part
@@ -29,6 +30,13 @@ def test_two_of_three_partitions_are_old_enough():
 def test_the_lag_keeps_a_partition_hot_until_it_has_passed():
     assert names(plan_tiering(grid(*THREE, high_water=250), lag=50)) == ["p_0", "p_100"]
     assert names(plan_tiering(grid(*THREE, high_water=250), lag=51)) == ["p_0"]
+
+
+def test_what_is_missing_is_told_in_the_words_of_the_tier_key():
+    state = replace(grid((0, 7), high_water=5), axis=Axis.DATE)
+    plan = plan_tiering(state, lag=3)
+    assert isinstance(plan, Blocked)
+    assert plan.reason == "p_0 is not old enough: the highest tier key 1970-01-06 must grow by 5d 0h"
 
 
 def test_a_table_without_rows_waits():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -94,6 +95,18 @@ def test_a_preflight_tells_how_much_will_move(events: Events) -> None:
     assert events.sql("SELECT count(*) FROM modak.tables") == [(0,)]
 
 
+def test_rows_that_were_never_counted_are_guessed_from_their_pages(site: Site) -> None:
+    events = Events.create(site, last=-1)
+    assert preflight(site, RegisterRequest(events.name, ("id",), "ts")).rows == 0
+    events.sql("ALTER TABLE public.events_0 SET (autovacuum_enabled = off)")
+    events.sql("INSERT INTO public.events SELECT i, 5, 'row ' || i FROM generate_series(1, 20000) AS i")
+    assert 10_000 < preflight(site, RegisterRequest(events.name, ("id",), "ts")).rows < 40_000
+    events.sql("ANALYZE public.events_0")
+    assert preflight(site, RegisterRequest(events.name, ("id",), "ts")).rows == 20_000
+    events.sql("INSERT INTO public.events SELECT i, 5, 'row ' || i FROM generate_series(20001, 40000) AS i")
+    assert 39_000 < preflight(site, RegisterRequest(events.name, ("id",), "ts")).rows < 41_000, "it has grown since"
+
+
 @pytest.fixture
 def limited(site: Site) -> Iterator[Dsn]:
     """A role that may use the catalog, but does not own the user's tables."""
@@ -114,6 +127,45 @@ def test_a_role_without_rights_is_told_which_grants_are_missing(events: Events, 
     assert [problem.code for problem in found] == ["register.privileges", "register.privileges"]
     assert "GRANT" in found[0].hint
     assert "CREATE ON SCHEMA" in found[1].hint
+
+
+def test_a_table_that_is_here_already_is_recognised_without_a_look_at_the_lake(events: Events) -> None:
+    request = RegisterRequest(events.name, ("id",), "ts")
+    assert not preflight(events.site, request).registered
+    assert events.register().created
+    lake = vars(events.site).pop("lake")
+    again = preflight(events.site, request)
+    assert again.registered
+    assert again.notes == ()
+    assert not events.register().created
+    assert "lake" not in vars(events.site), "a registration that changes nothing needs no JVM"
+    vars(events.site)["lake"] = lake
+
+
+def test_a_dry_run_names_what_differs_too_in_the_units_of_the_tier_key(site: Site) -> None:
+    days = Events(site, TableName("public", "days"))
+    days.sql("CREATE TABLE public.days (id int, at timestamptz, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)")
+    days.sql("CREATE TABLE public.days_1 PARTITION OF public.days FOR VALUES FROM ('2024-01-01+0') TO ('2024-01-02+0')")
+    request = RegisterRequest(days.name, ("id",), "at", lake_retention="30d")
+    assert register(site, request).width == "1d"
+    for change, told in (
+        ({"lake_retention": "40d"}, "--lake-retention is 30d, not 40d"),
+        ({"lake_retention": None}, "--lake-retention is 30d, not none"),
+        ({"partition_width": "36h"}, "--partition-width is 1d, not 36h"),
+        (
+            {"partition_width": "0", "lake_retention": None},
+            "--lake-retention is 30d, not none; --partition-width is 1d, not 0",
+        ),
+        ({"lake_retention": None, "keep_heap": True}, "--keep-heap is off, not on; --lake-retention is 30d, not none"),
+        ({"pk": ("at",)}, "--pk is id, not at"),
+        ({"profile": "elsewhere"}, "--profile is default, not elsewhere"),
+        ({"numeric_as": "string"}, "--numeric-as is decimal:18, not string"),
+    ):
+        for ask in (preflight, register):
+            with pytest.raises(Refused, match="registered already, but differently") as refused:
+                ask(site, replace(request, **change))
+            assert f"differently: {told}." in refused.value.message
+    assert preflight(site, replace(request, lake_retention="720h", partition_width="1440m")).registered
 
 
 def test_unregistering_keeps_the_lake_and_takes_every_trigger(events: Events, leader: Leader) -> None:

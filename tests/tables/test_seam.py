@@ -21,11 +21,15 @@ from modak.core.errors import ModakError, UsageError
 from modak.core.names import TableName
 from modak.runtime.leader import Leader
 from modak.runtime.reading import Snapshot
+from modak.spark.pushdown import asked
 from modak.storage.uri import local_path
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.seam import delta as seam_delta
+from modak.tables.seam.columns import struct_of
+from modak.tables.seam.heap import heap_queries
 from modak.tables.seam.pinned import Point
+from modak.tables.seam.plan import Span
 from modak.tables.site import Site
 from tests.tables.events import Events, Row
 from tests.tables.test_readers import MIXED, VALUES
@@ -129,6 +133,32 @@ def test_a_hot_query_never_opens_the_lake_and_a_cold_one_never_the_heap(tiered: 
         assert now.read("events", where="ts >= 200 and id <> 3").count() == 51
         with pytest.raises(Exception, match="metadata"):
             now.read("events").count()
+
+
+def test_a_narrow_query_opens_only_the_files_and_leaves_that_may_hold_its_rows(tiered: Events) -> None:
+    site = tiered.site
+    tiered.add_partition(300)
+    correct(tiered, 150, "corrected")
+    folder = Path(local_path(site.reader.state(tiered.name).table.location) or "")
+    for file in folder.rglob("*_truncate=0/*.parquet"):
+        file.unlink()
+    with at(site) as now:
+        assert rows(now.read("events", where="ts between 149 and 150")) == [
+            (149, 149, "row 149"),
+            (150, 150, "corrected"),
+        ]
+        assert rows(now.read("events", ["body"], "id = 151")) == [("row 151",)]
+        with pytest.raises(Exception, match="truncate=0"):
+            now.read("events", where="id = 5").count()
+    point = Point(site, [tiered.name])
+    try:
+        table = point.table(tiered.name)
+        narrow = asked(site.spark, struct_of(table.shape.columns), "ts = 230").predicate
+        (query,) = heap_queries(table, Span(230, 231), table.shape.columns, narrow, cores=2)
+        assert '"events_200"' in query
+        assert '"ts" = (230)' in query
+    finally:
+        point.close()
 
 
 def test_all_reads_of_a_snapshot_see_one_moment(tiered: Events) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -37,6 +37,7 @@ class Leaf(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.rich_markup_mode = _mode()
+        _without_types_of_switches(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -48,6 +49,7 @@ class Branch(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.rich_markup_mode = _mode()
+        _without_types_of_switches(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -118,6 +120,13 @@ def with_default(args: Sequence[str]) -> list[str]:
 
 def _mode() -> Any:
     return "rich" if on_terminal() else None
+
+
+def _without_types_of_switches(params: Iterable[Any]) -> None:
+    """A switch takes no value; the panels would show `<bool>` beside it."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.display_type_rich = lambda ctx: None
 
 
 def _verbatim(epilog: str | None, formatter: Any) -> None:

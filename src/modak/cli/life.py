@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modak.cli.output import duration, number, size
+from modak.cli.output import count, duration, number, size
 
 Fields = Mapping[str, Any]
 
@@ -61,11 +61,11 @@ def describe(event: str, fields: Fields) -> Step | None:
 
 
 def _sealed(at: Fields) -> Step:
-    return Step("sealed", f"{at['table']}: {_partitions(at['partitions'])}; writes into them are captured from here on")
+    return Step("sealed", f"{at['table']}: {_partitions(at['partitions'])}; late writes are captured from here on")
 
 
 def _exported(at: Fields) -> Step:
-    parts = [f"{number(at['rows'])} rows"]
+    parts = [count(at["rows"], "row")]
     if "bytes" in at:
         parts.append(size(at["bytes"]))
     if at.get("seconds") is not None:
@@ -73,26 +73,27 @@ def _exported(at: Fields) -> Step:
     if at.get("rows_per_second") is not None:
         parts.append(f"{number(at['rows_per_second'])} rows/s")
     if "files" in at:
-        parts.append(_count(at["files"], "file"))
+        parts.append(count(at["files"], "file"))
     return Step("exported", f"{at['table']}: " + ", ".join(parts))
 
 
 def _exporting(at: Fields) -> Step:
     left = at.get("seconds_left")
     rest = f", about {duration(float(left))} left" if left else ""
-    rows = f" (about {number(at['rows'])} rows)" if at.get("rows") else ""
+    rows = f" (about {count(at['rows'], 'row')})" if at.get("rows") else ""
     return Step("exporting", f"{at['table']}: {at['tasks']} of {at['of']} tasks are done{rows}{rest}", "dim")
 
 
 def _committed(at: Fields) -> Step:
-    return Step("committed", f"{at['table']}: {number(at['rows'])} rows in lake snapshot {at['snapshot']}", "green")
+    return Step("committed", f"{at['table']}: {count(at['rows'], 'row')} in lake snapshot {at['snapshot']}", "green")
 
 
 def _folded(at: Fields) -> Step:
     rate = f", {number(at['rows_per_second'])} rows/s" if at.get("rows_per_second") is not None else ""
     return Step(
         "folded",
-        f"{at['table']}: {number(at['rows'])} corrections into the lake, {number(at['replaced'])} rows replaced{rate}",
+        f"{at['table']}: {count(at['rows'], 'correction')} into the lake,"
+        f" {count(at['replaced'], 'row')} replaced{rate}",
     )
 
 
@@ -130,14 +131,10 @@ def _failed(at: Fields) -> Step:
 
 def _partitions(value: Any) -> str:
     if isinstance(value, int):
-        return _count(value, "partition")
+        return count(value, "partition")
     names = [str(name) for name in value]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{_count(len(names), 'partition')} ({shown})"
-
-
-def _count(amount: int, noun: str) -> str:
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+    return f"{count(len(names), 'partition')} ({shown})"
 
 
 _TELLERS: Mapping[str, Callable[[Fields], Step]] = {
@@ -189,5 +186,6 @@ _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "embedded.created": ("created", "the embedded Postgres in {place}", "cyan"),
     "embedded.started": ("started", "the embedded Postgres on port {port}", "cyan"),
     "embedded.stopped": ("stopped", "the embedded Postgres", "cyan"),
+    "spark.starting": ("starting", "Spark on {master}, which takes some seconds", "dim"),
     "spark.jars_fetching": ("fetching", "the jars of Spark's Iceberg and Postgres, once, into {into}", "cyan"),
 }

@@ -107,6 +107,11 @@ def number(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def count(amount: int, noun: str) -> str:
+    """So many of something: `1 row`, `1,200 rows`."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A span of time for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 10:

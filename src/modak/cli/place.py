@@ -32,5 +32,17 @@ def opened(*, log_level: str = "warning") -> Iterator[Site]:
     from modak.runtime.opening import open_site
 
     logs.configure(chosen.log.format, level="debug" if debugging() else log_level)
+    say_if_it_starts(chosen)
     with open_site(chosen) as site:
         yield site
+
+
+def say_if_it_starts(chosen: Settings) -> None:
+    """Tell that a server of our own has to be started, which takes a few seconds for the first command of a home."""
+    if chosen.postgres.url is not None:
+        return
+    from modak.cli.output import note
+    from modak.postgres.embedded import embedded
+
+    if not embedded(chosen.home.path).running():
+        note(f"Starting the embedded Postgres of {chosen.home.path} …")

@@ -87,6 +87,24 @@ class Axis(StrEnum):
         micros = int(match[1]) * _UNIT[match[2]]
         return -(-micros // self.unit)
 
+    def length(self, units: int) -> str:
+        """A length as `span` reads it back, in the largest unit that says it exactly: `100`, `7d`, `12h`."""
+        if not self.is_time or not units:
+            return str(units)
+        micros = units * self.unit
+        name = next(name for name in ("d", "h", "m", "s", "ms", "us") if micros % _UNIT[name] == 0)
+        return f"{micros // _UNIT[name]}{name}"
+
+    def roughly(self, units: int) -> str:
+        """A length at a glance: `1,200`, `3d 4h`, `5h 10m`, `42s`."""
+        if not self.is_time:
+            return f"{units:,}"
+        seconds = units * self.unit // _UNIT["s"]
+        (days, rest), (hours, minutes) = divmod(seconds, 86_400), divmod(seconds // 60, 60)
+        if days:
+            return f"{days}d {rest // 3600}h"
+        return f"{hours}h {minutes}m" if seconds >= 60 else f"{seconds}s"
+
 
 def _iso(moment: datetime) -> str:
     text = f"{moment:%Y-%m-%d %H:%M:%S}"

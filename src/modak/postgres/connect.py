@@ -7,6 +7,7 @@ of `arrow.py` apply the same `SESSION`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,9 @@ _AUTH_SIGNS = (
     "is not permitted to log in",
     "requested authentication method",
 )
+
+_PREAMBLE = re.compile(r'^connection failed: |connection to server at "[^"]*"( \([^)]*\))?, port \d+ failed: |FATAL: +')
+"""What libpq puts in front of its reason; the address is in our own sentence."""
 
 
 def connect(dsn: Dsn, *, autocommit: bool = False, application: str = "modak") -> psycopg.Connection[tuple[Any, ...]]:
@@ -162,7 +166,7 @@ _BY_STATE: Mapping[str, _Meaning] = {
 def refused_at_the_door(dsn: Dsn, text: str) -> ModakError:
     """The `ModakError` for a connection that could not be opened."""
     # libpq gives no SQLSTATE for a failed connection, only text.
-    said = dsn.scrub(_first_line(text))
+    said = dsn.scrub(_PREAMBLE.sub("", _first_line(text)).rstrip("."))
     low = said.lower()
     if "does not exist" in low and "database" in low:
         return ModakError(
@@ -173,19 +177,19 @@ def refused_at_the_door(dsn: Dsn, text: str) -> ModakError:
     if any(sign in low for sign in _AUTH_SIGNS) or ("role" in low and "does not exist" in low):
         return ModakError(
             "postgres.auth",
-            f"Postgres at {dsn.safe()} does not let {dsn.user!r} in: {said}",
+            f"Postgres at {dsn.safe()} does not let {dsn.user!r} in: {said}.",
             hint="Check MODAK_PG_USER and MODAK_PG_PASSWORD.",
         )
     if "too many" in low or "remaining connection slots" in low:
         return ModakError(
             "postgres.busy",
-            f"Postgres at {dsn.safe()} has no free connection: {said}",
+            f"Postgres at {dsn.safe()} has no free connection: {said}.",
             hint="It is tried again; raise max_connections if it stays.",
             retryable=True,
         )
     return ModakError(
         "postgres.unreachable",
-        f"Postgres at {dsn.safe()} cannot be reached: {said}",
+        f"Postgres at {dsn.safe()} cannot be reached: {said}.",
         hint="Check that it runs and that MODAK_PG_URL names the right host and port.",
         retryable=True,
     )

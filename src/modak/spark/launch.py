@@ -6,12 +6,15 @@ standard error only: standard output belongs to the command that the user ran.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
+import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from modak.spark.java import JavaHome
 
 _STDERR = 2
 _environment_lock = threading.Lock()
+_starting: set[subprocess.Popen[bytes]] = set()
 
 
 def launch(java: JavaHome, conf: Mapping[str, str], home: Path) -> Any:
@@ -44,15 +48,55 @@ def launch(java: JavaHome, conf: Mapping[str, str], home: Path) -> Any:
             "PYSPARK_GATEWAY_SECRET": None,
         }
         try:
-            with environment(overrides):
+            with environment(overrides), _ended_with_the_wait():
                 start: Any = launch_gateway
-                return start(popen_kwargs={"stdout": _STDERR})
+                return start(popen_kwargs={"stdout": _STDERR, "process_group": 0})
         except (PySparkRuntimeError, OSError) as error:
             raise ModakError(
                 "spark.start_failed",
                 f"The JVM for Spark ({java.origin}: Java {java.version}) did not start.",
                 hint="Its own words are above; often it is too little memory or a wrong MODAK_SPARK_CONF_* setting.",
             ) from error
+
+
+@contextmanager
+def _ended_with_the_wait() -> Iterator[None]:
+    """End a JVM that nobody waits for any more: it would go on and complain that its settings file is gone."""
+    from pyspark import java_gateway
+
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(*args, **options)
+        begun.append(process)
+        _starting.add(process)
+        return process
+
+    launcher: Any = java_gateway
+    before, launcher.Popen = launcher.Popen, start
+    try:
+        yield
+    except BaseException:
+        for process in begun:
+            _kill(process)
+            process.wait()
+        raise
+    finally:
+        launcher.Popen = before
+        _starting.difference_update(begun)
+
+
+@atexit.register
+def _end_what_starts() -> None:
+    """The program ends while another thread waits for its JVM."""
+    for process in tuple(_starting):
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Until the JVM itself runs there are scripts, and a small JVM that reads the settings for them.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

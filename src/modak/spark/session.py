@@ -131,6 +131,7 @@ def _started(settings: SparkConcern, home: Path, schemes: Iterable[str]) -> Spar
     from pyspark.sql import SparkSession
 
     begun = time.monotonic()
+    _log.info("spark.starting", master=settings.spark.master)
     gateway = open_gateway(home, settings, schemes)
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupt = signal.getsignal(signal.SIGINT) if in_main_thread else None

@@ -132,10 +132,13 @@ def _create_and_attach(table: TableName, partition: NewPartition, axis: Axis) ->
         "CREATE TABLE {child} (LIKE {parent}"
         " INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING STORAGE)"
     ).format(child=child, parent=parent)
+    give = sql.SQL("SELECT modak.give_to_owner({}::regclass, {}::regclass)").format(
+        *(sql.Literal(relation.as_string(None)) for relation in (child, parent))
+    )
     attach = sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({low}) TO ({high})").format(
         parent=parent,
         child=child,
         low=sql.Literal(axis.literal(partition.lower)),
         high=sql.Literal(axis.literal(partition.upper)),
     )
-    return sql.SQL("{}; {}").format(create, attach)
+    return sql.SQL("{}; {}; {}").format(create, give, attach)

@@ -48,6 +48,7 @@ class TableStatus:
     mirror_lag_seconds: float | None = None
     slot_retained_bytes: int | None = None
     """Mirrored: WAL that the server keeps for the table."""
+    keep_heap: bool = False
 
 
 def collect(site: Site) -> tuple[TableStatus, ...]:
@@ -95,6 +96,7 @@ def _status(
         mirror_lag_bytes=health.lag_bytes if health else None,
         mirror_lag_seconds=health.lag_seconds if health else None,
         slot_retained_bytes=health.retained_bytes if health else None,
+        keep_heap=observed is not None and observed.record.keep_heap,
     )
 
 
@@ -165,15 +167,7 @@ def _lag(observed: Observed) -> str | None:
         if part.lower is not None and part.state in (PartitionState.HOT, PartitionState.SEALING, PartitionState.TIERING)
     ]
     behind = high - min([low for low in waiting if low >= observed.state.cut_line] or [high])
-    return _length(axis, max(behind, 0))
-
-
-def _length(axis: Axis, units: int) -> str:
-    if not axis.is_time:
-        return f"{units:,}"
-    seconds = units * axis.unit // 1_000_000
-    days, rest = divmod(seconds, 86_400)
-    return f"{days}d {rest // 3600}h" if days else f"{rest // 3600}h {rest % 3600 // 60}m"
+    return axis.roughly(max(behind, 0))
 
 
 def _lake_totals(site: Site, row: StatusRow) -> dict[str, int]:

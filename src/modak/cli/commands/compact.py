@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import duration, note, number, paint, say, size
+from modak.cli.output import count, duration, note, number, paint, say, size
 from modak.cli.parsing import TableOption
 from modak.core.names import TableName
 
@@ -53,21 +53,21 @@ def _show_report(report: FoldReport) -> None:
     if report.changed:
         rate = report.rows / report.seconds if report.seconds else 0
         say(
-            f"{paint('folded', 'green')} {report.table}: {number(report.rows)} corrections in "
-            f"{number(report.batches)} commit{'' if report.batches == 1 else 's'}, {duration(report.seconds)} "
+            f"{paint('folded', 'green')} {report.table}: {count(report.rows, 'correction')} in "
+            f"{count(report.batches, 'commit')}, {duration(report.seconds)} "
             f"({number(rate)} rows/s)"
         )
         say(
-            f"{number(report.upserts)} rows in {number(report.files)} files ({size(report.bytes)}), "
-            f"{number(report.replaced)} rows hidden by {number(report.vectors)} deletion vectors; "
+            f"{count(report.upserts, 'row')} in {count(report.files, 'file')} ({size(report.bytes)}), "
+            f"{count(report.replaced, 'row')} hidden by {count(report.vectors, 'deletion vector')}; "
             f"lake snapshot {report.snapshot_id}."
         )
     else:
         say(f"Nothing to fold in {report.table}: {report.blocked or 'no correction waits below the cut-line'}.")
     if report.swept:
-        say(f"{number(report.swept)} folded rows that were kept for readers are gone.")
+        say(f"Gone from the delta: {count(report.swept, 'folded row')} kept for readers until now.")
     if report.left:
-        say(f"{number(report.left)} corrections are left in the delta.")
+        say(f"Left in the delta: {count(report.left, 'correction')}.")
 
 
 def _show_plan(site: Site, name: TableName) -> None:
@@ -81,7 +81,7 @@ def _show_plan(site: Site, name: TableName) -> None:
     else:
         axis = site.reader.state(name).table.axis
         say(
-            f"{number(would.rows)} corrections of {name} would be folded, with tier keys from "
+            f"{count(would.rows, 'correction')} of {name} would be folded, with tier keys from "
             f"{axis.literal(would.whole.lower)} to before {axis.literal(would.cut_to)}, "
             f"{'in this process' if would.in_driver else f'in {len(would.shares)} Spark tasks'}."
         )

@@ -6,9 +6,10 @@ import typer
 
 
 def compact_job() -> None:
-    """Run one compaction job; the order comes as JSON on stdin, the answer goes as JSON to stdout.
+    """Run one compaction job; JSON in, JSON out.
 
-    A job that fails is an answer (success: false); exit code 1 says that there was no order.
+    The order comes on stdin, the answer goes to stdout. A job that fails is an answer (success: false); exit code 1
+    says that there was no order.
     """
     from modak.measurements.child import main
 

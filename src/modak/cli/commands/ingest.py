@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modak.cli.output import duration, note, number, on_terminal, paint, say, size
+from modak.cli.output import count, duration, note, number, on_terminal, paint, say, size
 from modak.cli.parsing import TableOption
 from modak.core.errors import UsageError
 from modak.core.names import TableName
@@ -84,7 +84,7 @@ def _progress(step: str, done: int, total: int) -> None:
 def _show_plan(report: IngestReport) -> None:
     plan = report.plan
     for facts in plan.adopt:
-        say(f"{facts.source.shown} would be adopted: {number(facts.rows)} rows, {size(facts.source.size)}.")
+        say(f"{facts.source.shown} would be adopted: {count(facts.rows, 'row')}, {size(facts.source.size)}.")
     for facts in plan.rewrite:
         say(f"{facts.source.shown} would be written anew: {plan.why.get(facts.source.shown, '')}.")
     _show_known(report)
@@ -100,12 +100,12 @@ def _show_report(report: IngestReport) -> None:
         return
     rate = report.rows / report.seconds if report.seconds else 0
     say(
-        f"{paint('ingested', 'green')} {report.table}: {number(report.rows)} rows, {size(report.bytes)} in "
+        f"{paint('ingested', 'green')} {report.table}: {count(report.rows, 'row')}, {size(report.bytes)} in "
         f"{duration(report.seconds)} ({number(rate)} rows/s)"
     )
     say(
-        f"{number(report.adopted_files)} files adopted, {number(report.written_files)} written; "
-        f"{number(report.replaced)} rows of the lake replaced; lake snapshot {report.snapshot_id}."
+        f"{count(report.adopted_files, 'file')} adopted, {number(report.written_files)} written; "
+        f"{count(report.replaced, 'row')} of the lake replaced; lake snapshot {report.snapshot_id}."
     )
     if report.left_out:
         say(f"{number(report.left_out)} rows came again later in the input; the last of each key was taken.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import duration, fields, note, number, paint, say, size
+from modak.cli.output import count, duration, fields, note, paint, say, size
 from modak.cli.parsing import TableOption, check_length, column, columns
 from modak.core.names import TableName
 
@@ -90,19 +90,22 @@ def register(
 
         if dry_run:
             found = preflight(site, request)
+            if found.registered:
+                _say_known(request.table)
+                return
             _show(found)
             found.refuse_if_wrong(request.table)
             say(f"{request.table} can be registered. Nothing was changed.")
             return
         done = take_in(site, request)
         if not done.created and not done.rows_copied:
-            say(f"{done.table} is registered already, with the same settings. Nothing was changed.")
+            _say_known(done.table)
             return
         _show(done.preflight)
         say(f"{paint('registered', 'green')} {done.table}")
         fields({"cut-line": done.cut_line or "–", "width": done.width, "lake": done.location})
         if done.mode == "mirrored":
-            say(f"{number(done.rows_copied or 0)} rows were copied.")
+            say(f"Copied {count(done.rows_copied or 0, 'row')}.")
             note("The daemon (modak-worker run) follows its changes from here on.")
             return
         note("The daemon (modak-worker run) tiers it from its next cycle on; modak-worker tier does one pass now.")
@@ -134,9 +137,13 @@ def unregister(
     if done.kept_location is not None:
         say(f"The lake table stays at {done.kept_location}.")
     else:
-        say(f"The lake table is gone ({number(done.files_removed)} files removed).")
+        say(f"The lake table is gone ({count(done.files_removed, 'file')} removed).")
     if done.corrections_discarded:
-        say(f"{number(done.corrections_discarded)} corrections were discarded.")
+        say(f"Discarded {count(done.corrections_discarded, 'correction')}.")
+
+
+def _say_known(table: TableName) -> None:
+    say(f"{table} is registered already, with the same settings. Nothing was changed.")
 
 
 def _show(preflight: Preflight) -> None:
@@ -145,6 +152,6 @@ def _show(preflight: Preflight) -> None:
     if preflight.wal_bytes:
         note(f"Meanwhile Postgres keeps about {size(preflight.wal_bytes)} of WAL, if it is written as fast as so far.")
     say(
-        f"{number(preflight.partitions)} partitions, about {number(preflight.rows)} rows, {size(preflight.bytes)}; "
+        f"{count(preflight.partitions, 'partition')}, about {count(preflight.rows, 'row')}, {size(preflight.bytes)}; "
         f"moving them takes about {duration(preflight.seconds)}."
     )

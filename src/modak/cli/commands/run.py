@@ -47,7 +47,7 @@ def run(
 
     It tiers, reclaims and makes partitions ahead. Several workers on one database form a group in which one leads.
     """
-    from modak.cli.place import settings
+    from modak.cli.place import say_if_it_starts, settings
 
     chosen = settings()
 
@@ -57,8 +57,7 @@ def run(
     logs.configure(chosen.log.format, level="debug" if debugging() else "info")
     try:
         with _terminated_like_interrupted():
-            if chosen.postgres.url is None:
-                note(f"Starting the embedded Postgres of {chosen.home.path} …")
+            say_if_it_starts(chosen)
             with open_site(chosen) as site:
                 _greet(site, chosen, _NEXT_IN_THE_DEMO if demo else _NEXT)
                 if demo:
@@ -66,7 +65,6 @@ def run(
                 tell = chosen.log.format != "json"
                 if tell and site.reader.tables():
                     _show_status(site)
-                note("Starting Spark …")
                 _serve(site, tell=tell, console=context.obj == WITH_CONSOLE)
     except KeyboardInterrupt:
         pass

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from modak.cli.output import on_terminal
 from modak.core.errors import ModakError, UsageError
 
 
@@ -35,7 +36,7 @@ def sql(
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():
         raise UsageError("usage.query", "There is no query.", hint='modak-worker sql "select count(*) from events"')
-    with opened() as site:
+    with opened(log_level=_level()) as site:
         from modak.cli.answers import deliver
         from modak.tables.seam.mentions import wrong
         from modak.tables.seam.query import query as ask
@@ -48,6 +49,11 @@ def sql(
             raise
         except Exception as error:
             raise wrong(error) from None
+
+
+def _level() -> str:
+    """Somebody at a terminal is told that Spark starts; a script wants its rows and nothing else."""
+    return "info" if on_terminal(sys.stderr) else "warning"
 
 
 def _quieten() -> None:
@@ -68,7 +74,7 @@ def shell() -> None:
     """
     from modak.cli.place import opened
 
-    with opened() as site:
+    with opened(log_level=_level()) as site:
         from modak.cli.shell import Shell, remember
 
         _quieten()

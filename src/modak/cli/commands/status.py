@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import dump, fields, fits, number, paint, record, say, size
+from modak.cli.output import count, dump, fields, fits, number, paint, record, say, size
 from modak.cli.output import table as grid
 from modak.cli.parsing import JsonOption
 from modak.core.errors import Refused
@@ -49,7 +49,21 @@ def status(
             show(found)
 
 
-_COLUMNS = ("Table", "Mode", "Cut-line T", "Snapshot S", "Partitions", "Heap", "Lake", "Lag", "Delta", "Last operation")
+_COLUMNS: tuple[str, ...] = (
+    "Table",
+    "Mode",
+    "Cut-line T",
+    "Snapshot S",
+    "Retention R",
+    "Partitions",
+    "Heap",
+    "Lake",
+    "Lag",
+    "Delta",
+    "Last operation",
+)
+_SPARED = ("Snapshot S", "Mode", "Last operation", "Delta")
+"""Columns that a narrow terminal does without, in this order; `status --table` shows all of them."""
 _NUMBERS = frozenset({"Heap", "Lake", "Delta"})
 
 
@@ -58,24 +72,37 @@ def show(rows: Sequence[TableStatus]) -> None:
     if not rows:
         say("No table is registered. Add one: modak-worker register --table … --pk … --tier-key …")
         return
-    lines = [_line(row) for row in rows]
-    if not fits(_COLUMNS, lines):
+    columns, lines = _COLUMNS, [_line(row) for row in rows]
+    if not any(row.retention_line for row in rows):
+        columns, lines = _without("Retention R", columns, lines)
+    for name in _SPARED if len(rows) > 1 else ():
+        if not fits(columns, lines):
+            columns, lines = _without(name, columns, lines)
+    if not fits(columns, lines):
         for row in rows:
             show_one(row)
             say()
         return
-    grid(_COLUMNS, lines, right=_NUMBERS)
+    grid(columns, lines, right=_NUMBERS)
     for row in rows:
         for problem in row.problems:
             say(f"{paint('look at', 'yellow')} {row.name}: {problem}")
 
 
+def _without(
+    name: str, columns: tuple[str, ...], lines: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    at = columns.index(name)
+    return columns[:at] + columns[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+
+
 def _line(row: TableStatus) -> tuple[str, ...]:
     return (
         str(row.name),
-        row.mode,
+        _mode(row),
         _or_dash(row.cut_line),
         _or_dash(row.snapshot_id),
+        _or_dash(row.retention_line),
         partitions(row.partitions),
         size(row.heap_bytes),
         size(row.lake_bytes),
@@ -90,13 +117,13 @@ def show_one(row: TableStatus) -> None:
     fields(
         {
             "table": str(row.name),
-            "mode": row.mode,
+            "mode": _mode(row),
             "cut-line T": _or_dash(row.cut_line),
             "snapshot S": _or_dash(row.snapshot_id),
             "retention line R": _or_dash(row.retention_line),
             "partitions": partitions(row.partitions),
             "heap": size(row.heap_bytes),
-            "lake": f"{size(row.lake_bytes)} in {number(row.lake_files)} files",
+            "lake": f"{size(row.lake_bytes)} in {count(row.lake_files, 'file')}",
             "lag": _or_dash(row.lag),
             **_mirror(row),
             "corrections waiting": number(row.delta_backlog),
@@ -107,6 +134,10 @@ def show_one(row: TableStatus) -> None:
     )
     for problem in row.problems:
         say(f"{paint('look at', 'yellow')} {problem}")
+
+
+def _mode(row: TableStatus) -> str:
+    return f"{row.mode}, keep-heap" if row.keep_heap else row.mode
 
 
 def _mirror(row: TableStatus) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import duration, note, number, paint, say, size
+from modak.cli.output import count, duration, note, number, paint, say, size
 from modak.cli.output import table as grid
 from modak.cli.parsing import TableOption
 from modak.core.names import TableName
@@ -68,7 +68,7 @@ def _pass(site: Site, name: TableName, wait: float) -> None:
     _show_report(report)
     if retained.moved_to is not None:
         say(
-            f"{number(retained.doomed.rows)} lake rows expired; the retention line is now {retained.moved_to}.",
+            f"{count(retained.doomed.rows, 'lake row')} expired; the retention line is now {retained.moved_to}.",
         )
 
 
@@ -76,16 +76,16 @@ def _show_report(report: TieringReport) -> None:
     if report.moved_partitions:
         rate = report.rows / report.seconds if report.seconds else 0
         say(
-            f"{paint('tiered', 'green')} {report.table}: {_count(report.moved_partitions, 'partition')}, "
-            f"{number(report.rows)} rows, {size(report.bytes)} in {duration(report.seconds)} ({number(rate)} rows/s)"
+            f"{paint('tiered', 'green')} {report.table}: {count(len(report.moved_partitions), 'partition')}, "
+            f"{count(report.rows, 'row')}, {size(report.bytes)} in {duration(report.seconds)} ({number(rate)} rows/s)"
         )
         say(f"The cut-line is now {report.cut_to}, lake snapshot {report.snapshot_id}.")
     else:
         say(f"Nothing to tier in {report.table}: {report.blocked or 'no partition is old enough'}.")
     if report.premade:
-        say(f"{_count(report.premade, 'partition')} made ahead.")
+        say(f"{count(len(report.premade), 'partition')} made ahead.")
     if report.dropped:
-        say(f"{_count(report.dropped, 'partition')} dropped from the heap.")
+        say(f"{count(len(report.dropped), 'partition')} dropped from the heap.")
     _show_findings(report.findings)
 
 
@@ -122,13 +122,15 @@ def _show_retention(site: Site, name: TableName) -> None:
         say(f"Nothing expires: {plan.reason}.")
     else:
         line = state.table.axis.literal(plan.to)
-        say(f"{number(doomed.rows)} lake rows below {line} would expire, {_count(plan.bands, 'band')} of the grid.")
+        say(
+            f"{count(doomed.rows, 'lake row')} below {line} would expire, {count(len(plan.bands), 'band')} of the grid."
+        )
 
 
 def _show_partitions(plan: TieringPlan, axis: Axis) -> None:
     say(
-        f"{_count(plan.partitions, 'partition')} of {plan.table} would move, "
-        f"about {number(plan.rows)} rows, {size(plan.bytes)}; "
+        f"{count(len(plan.partitions), 'partition')} of {plan.table} would move, "
+        f"about {count(plan.rows, 'row')}, {size(plan.bytes)}; "
         f"the cut-line would go from {axis.literal(plan.cut_from)} to {axis.literal(plan.cut_to)}."
     )
     rows = [
@@ -145,7 +147,3 @@ def _show_findings(findings: Sequence[Finding]) -> None:
 
 def _bound(axis: Axis, key: int | None) -> str:
     return "–" if key is None else axis.literal(key)
-
-
-def _count(things: Sequence[object], noun: str) -> str:
-    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"

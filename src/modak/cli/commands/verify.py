@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modak.cli.output import dump, duration, note, number, paint, record, say
+from modak.cli.output import count, dump, duration, note, number, paint, record, say
 from modak.cli.output import table as grid
 from modak.cli.parsing import JsonOption, TableOption
 from modak.core.errors import UsageError
@@ -58,7 +58,7 @@ def verify(
     else:
         _show(report)
         if again is not None:
-            say(f"{number(report.repaired or 0)} rows were written through the delta; verified again:")
+            say(f"{count(report.repaired or 0, 'row')} written through the delta; verified again:")
             _show(again)
     if not (again or report).sound:
         raise typer.Exit(1)
@@ -77,7 +77,7 @@ def _show(report: VerifyReport) -> None:
         columns = ("From", "To", "Partition", "Heap rows", "Lake rows", "Delta rows", "Result")
         grid(columns, [_band(band) for band in listed], right=right)
     if len(listed) < len(report.bands):
-        say(f"{number(len(report.bands) - len(listed))} more bands are equal.")
+        say(f"Equal besides: {count(len(report.bands) - len(listed), 'band')}.")
     _show_limits(report)
     if report.differences:
         headings = ("Difference", "Key", "Tier key", "Column", "Heap", "Lake")
@@ -92,17 +92,17 @@ def _show(report: VerifyReport) -> None:
         return
     least = "at least " if report.at_least else ""
     say(
-        f"{paint('different', 'red')} {report.table}: {least}{number(report.differing_rows)} rows differ, "
-        f"{number(len(report.findings))} other findings; {spent}"
+        f"{paint('different', 'red')} {report.table}: {least}{count(report.differing_rows, 'differing row')}, "
+        f"{count(len(report.findings), 'other finding')}; {spent}"
     )
 
 
 def _spent(report: VerifyReport) -> str:
     done = []
     if report.compared_rows or not report.lake_only_rows:
-        done.append(f"{number(report.compared_rows)} rows compared")
+        done.append(f"{count(report.compared_rows, 'row')} compared")
     if report.lake_only_rows:
-        done.append(f"{number(report.lake_only_rows)} rows that only the lake has checked for keys, lines and files")
+        done.append(f"{count(report.lake_only_rows, 'row')} that only the lake has checked for keys, lines and files")
     rows = report.compared_rows + report.lake_only_rows
     rate = rows / report.seconds if report.seconds else 0
     return f"{', '.join(done)} in {duration(report.seconds)} ({number(rate)} rows/s)"
@@ -112,7 +112,7 @@ def _show_limits(report: VerifyReport) -> None:
     if report.skipped_bands:
         seen = ", ".join(f"[{band.lower or '–'}, {band.upper})" for band in report.bands[:10])
         more = f" and {len(report.bands) - 10} more" if len(report.bands) > 10 else ""
-        note(f"Looked at {seen}{more}; {number(report.skipped_bands)} bands were left out.")
+        note(f"Looked at {seen}{more}; left out {count(report.skipped_bands, 'band')}.")
     if report.left_out:
         note(f"Not compared, because old rows wait for their values: {', '.join(report.left_out)}.")
 

@@ -41,6 +41,8 @@ class Preflight:
     bytes: int
     wal_bytes: int = 0
     """Mirrored: about so much WAL the server keeps while the first copy runs."""
+    registered: bool = False
+    """Whether the table is in the house already, as asked."""
 
     @property
     def seconds(self) -> float:

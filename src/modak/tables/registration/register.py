@@ -14,7 +14,6 @@ from modak.catalog import spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import Cutline, NewPartition, Profile, TableConfig, TableRecord
 from modak.catalog.write import CatalogWriter
-from modak.core.axis import Width
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.core.ids import OpId, new_op_id
@@ -58,17 +57,20 @@ class Registered:
 def preflight(site: Site, request: RegisterRequest) -> Preflight:
     """Look at everything that registration would look at; changes nothing."""
     check_flags(request)
-    return _inspect(site, request)[2]
+    known = site.reader.table(request.table)
+    heap, _, found, _ = _inspect(site, request, known)
+    if known is not None:
+        _refuse_differences(site, known, request, heap)
+    return found
 
 
 def register(site: Site, request: RegisterRequest) -> Registered:
     """Bring a table into the house, or find it there already as asked."""
     check_flags(request)
-    heap, existing, found, shape = _inspect(site, request)
     known = site.reader.table(request.table)
+    heap, existing, found, shape = _inspect(site, request, known)
     if known is not None:
-        profile = next(one.name for one in site.reader.profiles() if one.profile_id == known.profile_id)
-        _refuse_differences(known, profile, request, heap)
+        _refuse_differences(site, known, request, heap)
         if known.mode == "mirrored":
             return _anchored(site, known, found, created=False)
         open_spill(site, request.table)
@@ -96,17 +98,19 @@ def _anchored(site: Site, record: TableRecord, found: Preflight, *, created: boo
     return replace(done, rows_copied=rows)
 
 
-def _inspect(site: Site, request: RegisterRequest) -> tuple[PgTable, LakeTable | None, Preflight, Shape | None]:
+def _inspect(
+    site: Site, request: RegisterRequest, known: TableRecord | None
+) -> tuple[PgTable, LakeTable | None, Preflight, Shape | None]:
     with site.connect(autocommit=True) as conn:
         heap = describe(conn, request.table, request.tier_key)
         default_rows = any(holds_rows(conn, leaf) for leaf in heap.leaves if leaf.is_default)
         server = look(conn, heap) if request.mode == "mirrored" else None
-    existing = _lake_table(site, request)
+    existing = None if known is not None else _lake_table(site, request)
     if server is not None:
         found, shape = inspect_mirror(heap, request, existing, default_rows, server)
     else:
         found, shape = inspect(heap, request, existing, default_rows)
-    return heap, existing, found, shape
+    return heap, existing, replace(found, registered=known is not None), shape
 
 
 def _lake_table(site: Site, request: RegisterRequest) -> LakeTable | None:
@@ -255,24 +259,32 @@ def _give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, erro
         log.warning("register.cleanup_deferred", op=op_id, because=another.code)
 
 
-def _refuse_differences(known: TableRecord, profile: str, request: RegisterRequest, heap: PgTable) -> None:
-    wanted_width = length(request.partition_width, known.axis, "--partition-width")
-    current_width = known.width.amount if known.width and not known.width.months else None
+def _refuse_differences(site: Site, known: TableRecord, request: RegisterRequest, heap: PgTable) -> None:
+    profile = next(one.name for one in site.reader.profiles() if one.profile_id == known.profile_id)
+
+    def asked(flag: str, text: str | None) -> str | None:
+        units = length(text, known.axis, flag)
+        return None if units is None else known.axis.length(units)
+
+    def kept(units: int | None) -> str | None:
+        return None if units is None else known.axis.length(units)
+
     pairs = {
         "--pk": (",".join(known.pk_columns), ",".join(request.pk)),
         "--tier-key": (known.tier_key, request.tier_key),
         "--mode": (known.mode, request.mode),
         "--profile": (profile, request.profile or profile),
-        "--keep-heap": (known.keep_heap, request.keep_heap),
-        "--lake-retention": (known.lake_retention, length(request.lake_retention, known.axis, "--lake-retention")),
-        "--heap-retention": (known.heap_retention, length(request.heap_retention, known.axis, "--heap-retention")),
+        "--keep-heap": (_switch(known.keep_heap), _switch(request.keep_heap)),
+        "--lake-retention": (kept(known.lake_retention), asked("--lake-retention", request.lake_retention)),
+        "--heap-retention": (kept(known.heap_retention), asked("--heap-retention", request.heap_retention)),
         "--numeric-as": (known.numeric_as, request.numeric_as),
     }
     if request.mode == "mirrored":
-        pairs["--chunk-rows"] = (known.chunk_rows, request.chunk_rows or CHUNK_ROWS)
-    if wanted_width is not None:
-        pairs["--partition-width"] = (current_width or 0, wanted_width)
-    differing = [f"{flag} is {old!r}, not {new!r}" for flag, (old, new) in pairs.items() if old != new]
+        pairs["--chunk-rows"] = (str(known.chunk_rows), str(request.chunk_rows or CHUNK_ROWS))
+    if request.partition_width is not None:
+        width = "0" if known.width is None else _width(known)
+        pairs["--partition-width"] = (width, asked("--partition-width", request.partition_width))
+    differing = [f"{flag} is {old or 'none'}, not {new or 'none'}" for flag, (old, new) in pairs.items() if old != new]
     if differing:
         raise Refused(
             "register.differs",
@@ -292,9 +304,16 @@ def _registered(site: Site, record: TableRecord, found: Preflight, *, created: b
         transparent = spill.find(conn, record.table_id) is not None
     line = site.reader.cutline(record.table_id)
     cut_line = "" if line is None or line.t is None else record.axis.literal(line.t)
-    width = _width(record.width)
+    width = _width(record)
     return Registered(record.name, created, found, cut_line, width, record.location, transparent, mode=record.mode)
 
 
-def _width(width: Width | None) -> str:
-    return "unpartitioned" if width is None else str(width)
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _width(record: TableRecord) -> str:
+    width = record.width
+    if width is None:
+        return "unpartitioned"
+    return str(width) if width.months else record.axis.length(width.amount)

@@ -254,5 +254,5 @@ def _nothing_ready(state: TableState, lag: int) -> Blocked:
     return Blocked(
         state.table,
         f"{quote(first.name)} is not old enough: the highest tier key {state.axis.literal(state.high_water)}"
-        f" must grow by {missing}",
+        f" must grow by {state.axis.roughly(missing)}",
     )

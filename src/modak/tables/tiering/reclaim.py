@@ -31,9 +31,13 @@ log = structlog.get_logger()
 
 LOCK_MILLIS = 50
 
+# To drop a leaf Postgres also locks the tables that its foreign keys refer to.
 _HOLDERS = """
     SELECT virtualtransaction, coalesce(pid, 0) FROM pg_locks
-    WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid() AND relation = ANY(%s::oid[])
+    WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+        AND (relation = ANY (%(held)s::oid[]) OR relation IN (
+            SELECT confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid = ANY (%(held)s::oid[])
+        ))
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
@@ -66,7 +70,7 @@ def reclaim(
                 return Reclaimed(tuple(dropped), (part.name,))
             holder = _in_the_way(site, conn, observed, part)
             if holder is not None:
-                _defer(observed, part, f"process {holder} has a long transaction open on it")
+                _defer(observed, part, f"process {holder} has a long transaction open on it or on what it refers to")
                 break
             if not _detach(conn, observed, part):
                 _defer(observed, part, "the table is busy")
@@ -97,11 +101,11 @@ def _unwatched(conn: psycopg.Connection[Any], observed: Observed, part: Partitio
 
 
 def _in_the_way(site: Site, conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> int | None:
-    """Who holds the table or the leaf for longer than we would wait; nobody matters once the detach has begun."""
+    """Who holds the table, the leaf or what they refer to for longer than we would wait; once begun, nobody matters."""
     leaf = observed.leaves.get(part.name)
     if leaf is None or leaf.detach_pending:
         return None
-    watched = ([observed.heap.oid, leaf.oid],)
+    watched = {"held": [observed.heap.oid, leaf.oid]}
     before = conn.execute(_HOLDERS, watched).fetchall()
     if not before:
         return None
