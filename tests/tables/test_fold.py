@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -137,6 +138,41 @@ def test_rows_that_a_pinned_reader_needs_stay_until_its_pin_ends(
         assert pins.end(conn, after.pin_id)
     events.tier(leader)
     truth.check_journal()
+    truth.check_files()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_lies_beside_the_landed_files_goes_whether_or_not_the_journal_names_them(
+    site: Site,
+    events: Events,
+    cold: Corrections,
+    leader: Leader,
+    truth: Invariants,
+    monkeypatch: pytest.MonkeyPatch,
+    named: bool,
+) -> None:
+    if not named:
+        monkeypatch.setattr("modak.tables.fold.commit.MOST_KEPT", 0)
+    cold.upsert(5, 5, "corrected")
+    asked: list[str] = []
+    files = type(site.lake).files
+
+    def asking(*args: object, **more: object) -> object:
+        asked.append("files")
+        return files(*args, **more)  # type: ignore[arg-type]
+
+    def leave_a_stray() -> None:
+        (folder,) = {Path(path).parent for path in truth.files() if path.endswith("-keys.arrow")}
+        (folder / "00000-00000-of-a-task-that-ran-twice.parquet").write_bytes(b"PAR1")
+        monkeypatch.setattr(type(site.lake), "files", asking)
+
+    once_at("landing.committed", leave_a_stray)
+    fold(site, leader.epoch, events.name)
+    faults.watch(None)
+    monkeypatch.undo()
+    assert bool(asked) is not named
+    assert lake(events)[5, 5] == "corrected"
+    assert strays(truth) == set()
     truth.check_files()
 
 

@@ -170,8 +170,8 @@ def _stray_data(site: Site, state: TableState, op: OpRecord) -> list[str]:
         return []
     listed = {entry.uri for entry in site.store.list(data_folder(state.table.location, op.op_id))}
     snapshot = op.cleanup.get("snapshot")
-    kept: set[str] = set()
-    if listed and snapshot is not None:
+    kept = {normal(path) for path in op.cleanup.get("kept", ())}
+    if listed and snapshot is not None and "kept" not in op.cleanup:
         rows = Range(state.table.tier_key, op.plan.get("cut_from"), op.plan.get("cut_to"))
         for found in site.lake.files(state.table.lake, int(snapshot), rows=rows):
             kept.update(normal(path) for path in (found.file.path, *(vector.path for vector in found.vectors)))

@@ -189,14 +189,10 @@ def _in_file(task: Lookup, found: LakeFile, keys: _Keys) -> LocatedFile:
     if chosen is None:
         return LocatedFile(found.file.path, 0)
     wanted, low, high = chosen
-    deleted = BitMap64()
-    for vector in found.vectors:
-        deleted |= read_vector(vector)
     positions: list[np.ndarray] = []
     scan = scan_file(
         found.file.path,
         task.columns,
-        deleted=deleted,
         with_positions=True,
         batch_rows=SCAN_ROWS,
         rows=Range(task.tier_key, low, _past(high)),
@@ -207,11 +203,14 @@ def _in_file(task: Lookup, found: LakeFile, keys: _Keys) -> LocatedFile:
             positions.append(np.asarray(batch.column(POSITION))[rows])
     if not positions:
         return LocatedFile(found.file.path, 0)
-    new = np.concatenate(positions)
-    existing = found.vectors[0] if found.vectors else None
-    positions_of_keys = BitMap64(array("Q", new.astype(np.uint64).tobytes()))
-    merged = deleted | positions_of_keys if len(found.vectors) > 1 else positions_of_keys
-    vector = write_vector(vector_uri(task.folder, task.task), merged, found.file, existing)
+    deleted = BitMap64()
+    for vector in found.vectors:
+        deleted |= read_vector(vector)
+    # Few rows are found among many: taking the deleted ones out here spares a copy of every column.
+    new = BitMap64(array("Q", np.concatenate(positions).astype(np.uint64).tobytes())) - deleted
+    if not new:
+        return LocatedFile(found.file.path, 0)
+    vector = write_vector(vector_uri(task.folder, task.task), deleted | new, found.file)
     return LocatedFile(found.file.path, len(new), vector, found.vectors)
 
 

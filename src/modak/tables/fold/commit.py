@@ -35,6 +35,8 @@ _NONE_STAGED: LiteralString = """
             AND pg_visible_in_snapshot(accepted_xid, %s::pg_snapshot)
     )
 """
+MOST_KEPT = 1_000
+"""Up to so many files the journal names one by one; tidying then need not ask the snapshot which ones it has."""
 _AT: LiteralString = "SELECT snapshot_id IS NOT DISTINCT FROM %s FROM modak.cutline WHERE table_id = %s"
 
 
@@ -89,7 +91,11 @@ def _land(site: Site, writer: CatalogWriter, op_id: OpId, batch: Batch) -> Locat
         tx.require("A load was staged before this fold looked.", _NONE_STAGED, (now.table.table_id, batch.pg_snapshot))
         tx.move(now.cutline, becomes)
         tx.retire_delta(now.table.table_id, batch.plan.whole, batch.pg_snapshot)
-        tx.count(rows=batch.rows, files=len(batch.files), vectors=len(landed[0].vectors), replaced=landed[0].rows)
+        vectors = landed[0].vectors
+        tx.count(rows=batch.rows, files=len(batch.files), vectors=len(vectors), replaced=landed[0].rows)
+        kept = [*(file.path for file in batch.files), *(vector.path for vector in vectors)]
+        if len(kept) <= MOST_KEPT:
+            tx.tidy_later(kept=kept)
 
     land(site, writer, batch.plan.table, op_id, OpPhase.WRITING, changes, within, "fold")
     return landed[0]

@@ -176,7 +176,7 @@ def _plan(site: Site, state: TableState) -> FoldPlan | None:
 def _fold(site: Site, writer: CatalogWriter, chosen: FoldPlan) -> _Done:
     started = site.clock.monotonic()
     with site.connect(autocommit=True) as conn:
-        observed = observe(site, conn, chosen.table)
+        observed, delta = observe(site, conn, chosen.table), _delta(conn)
     state, heap = observed.catalog, observed.heap
     lake, shape = _evolved(site, writer, state, heap)
     op_id = new_op_id(site.clock)
@@ -184,7 +184,7 @@ def _fold(site: Site, writer: CatalogWriter, chosen: FoldPlan) -> _Done:
     Journal(writer).begin(op_id, state.table.table_id, "fold", _journaled(chosen), [folder])
     log.info("fold.planned", table=str(chosen.table), rows=chosen.rows, shares=len(chosen.shares), more=chosen.more)
     try:
-        with ExportSnapshot(site.dsn, [_delta(site)]) as snapshot:
+        with ExportSnapshot(site.dsn, [delta]) as snapshot:
             reach("fold.snapshot_taken")
             Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
             shares = _shares(site, state, heap, lake, shape, chosen, snapshot.id, folder)
@@ -312,10 +312,9 @@ def _progress(site: Site, chosen: FoldPlan, step: str) -> Callable[[int, int], N
     return tell
 
 
-def _delta(site: Site) -> tuple[int, TableName]:
+def _delta(conn: psycopg.Connection[Any]) -> tuple[int, TableName]:
     """The delta itself, to be held against a rewrite while it is read."""
-    with site.connect(autocommit=True) as conn:
-        row = conn.execute("SELECT 'modak.delta'::regclass::oid::int8").fetchone()
+    row = conn.execute("SELECT 'modak.delta'::regclass::oid::int8").fetchone()
     assert row is not None
     return int(row[0]), TableName("modak", "delta")
 
