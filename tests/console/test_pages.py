@@ -10,7 +10,10 @@ import pytest
 
 from modak.catalog import operators
 from modak.console.app import Console
+from modak.core.errors import ModakError
+from modak.runtime import working
 from modak.runtime.leader import Leader
+from modak.runtime.pulse import Pulse
 from modak.runtime.web.context import Context
 from modak.runtime.web.server import listening
 from tests.runtime.conftest import ADMIN, led
@@ -93,6 +96,12 @@ def test_an_operator_holds_a_table_back_forces_a_pass_and_edits_the_policy(
         page.get_by_role("dialog").get_by_role("button", name="Set").click()
         page.get_by_text("snapshot_max_count is 77 now.").wait_for()
         assert events.sql("SELECT maintenance_policy ->> 'snapshot_max_count' FROM modak.tables") == [("77",)]
+        page.get_by_role("button", name="Back to the default of snapshot_max_count").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert events.sql("SELECT maintenance_policy ->> 'snapshot_max_count' FROM modak.tables") == [("77",)]
+        page.get_by_role("button", name="Back to the default of snapshot_max_count").click()
+        page.get_by_role("dialog").get_by_role("button", name="Back to default").click()
+        page.get_by_text("snapshot_max_count follows the default again.").wait_for()
         page.get_by_label("Value", exact=True).fill("many")
         page.get_by_role("button", name="Set", exact=True).click()
         page.get_by_role("dialog").get_by_role("button", name="Set").click()
@@ -113,6 +122,39 @@ def test_a_page_is_alive_and_what_a_person_types_survives_its_refresh(
         page.locator("td.number", has_text="7").wait_for()
         assert page.get_by_label("Find").input_value() == "half a na"
         assert wrong == []
+
+
+def test_what_fails_is_shown_with_what_to_do_and_a_broken_lake_hides_nothing_else(
+    browser: Browser, address: str, events: Events, keep: Callable[[str], str]
+) -> None:
+    events.sql(
+        "INSERT INTO modak.lake_stats (table_id, counters, warnings) VALUES (1, '{\"delete_ratio\": 0.125}',"
+        ' \'[{"name": "delete_debt", "message": "A lot is deleted.", "hint": "Run a pass."}]\')'
+    )
+    error = ModakError("storage.denied", "The bucket refuses the key.", hint="Check the key.")
+    working.failed("maintenance", "public.events", error, 60)
+    pulse = Pulse(events.site.clock)
+    try:
+        with opened(browser) as (page, wrong), pulse.beating(events.site.dsn):
+            visit(page, address, "fleet")
+            page.get_by_role("link", name="1 failing").wait_for()
+            page.get_by_role("cell", name="100", exact=True).wait_for()
+            page.get_by_label("only what needs attention").check()
+            page.get_by_role("button", name="Find").click()
+            page.wait_for_url("**attention=true")
+            page.get_by_role("link", name="public.events").wait_for()
+            visit(page, address, "errors")
+            for words in ("The bucket refuses the key.", "Check the key.", "A lot is deleted.", "Run a pass."):
+                page.get_by_text(words).first.wait_for()
+            page.screenshot(path=keep("errors-failing"), full_page=True)
+            assert wrong == []
+            events.sql("UPDATE modak.cutline SET metadata_location = 'file:///nowhere/1.metadata.json'")
+            visit(page, address, "table/1")
+            page.get_by_text("outside every storage profile").wait_for()
+            page.get_by_role("button", name="Pause").wait_for()
+            page.get_by_text("12.5 %").first.wait_for()
+    finally:
+        working.forget()
 
 
 def test_names_from_the_database_never_become_markup(browser: Browser, events: Events) -> None:

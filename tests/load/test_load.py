@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modak
+from modak.catalog import operators
 from modak.core import faults
 from modak.core.errors import ModakError
 from modak.runtime.leader import Leader
@@ -79,6 +80,11 @@ def test_many_cold_rows_are_staged_outside_the_table_and_adopted_with_their_labe
     assert _staged_files(site)
     assert not [uri for uri in _staged_files(site) if uri.startswith(location)]
     assert (5, 5, "row 5") in events.cold()
+    with site.connect() as conn:
+        operators.pause(conn, 1, "me")
+    assert adopt_all(site, leader) == 0, "a table that is held back is left alone"
+    with site.connect() as conn:
+        operators.resume(conn, 1)
     assert adopted(site, leader, events).labels == 1
     assert {(5, 5, "five"), (1000, 0, "loaded"), (230, 230, "hot")} <= events.everything()
     assert api.post(b"", "big").json() == {**answer, "state": "committed", "replay": True}

@@ -149,3 +149,48 @@ def test_the_command_shows_tables_and_warnings(lake: Lake, modak: Any, environ: 
     assert found["policy"]["snapshot_max_count"] == 1000
     missing = modak("health", "--table", "public.nothing", **environ)
     assert (missing.exit_code, "not registered" in missing.stderr) == (1, True)
+
+
+def test_a_table_that_has_not_changed_is_not_opened_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    collect = health.collect
+
+    def watched(site: Any, writer: Any, name: Any) -> None:
+        looked.append(str(name))
+        collect(site, writer, name)
+
+    monkeypatch.setattr(health, "collect", watched)
+    writer = lake.site.writer(lake.leader.epoch)
+
+    def look() -> int:
+        looked.clear()
+        assert health.collect_all(lake.site, writer) == 1
+        return len(looked)
+
+    assert look() == 1
+    before = health.read(lake.site)[0]
+    assert look() == 0
+    after = health.read(lake.site)[0]
+    assert after.counters == before.counters
+    assert before.collected_at is not None
+    assert after.collected_at is not None
+    assert after.collected_at > before.collected_at
+    lake.policy(snapshot_max_count=1)
+    assert (look(), look()) == (1, 0)
+    lake.add(50)
+    assert (look(), look()) == (1, 0)
+    with lake.site.connect(autocommit=True) as conn:
+        conn.execute("SELECT modak_read_begin('public.events')")
+        assert (look(), look()) == (1, 1), "a pin grows older"
+        conn.execute("DELETE FROM modak.read_pins")
+    assert (look(), look()) == (1, 0)
+
+
+def test_one_table_that_cannot_be_looked_at_holds_up_no_other(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(_site: Any, _state: Any, _policy: Any, _before: Any) -> dict[str, Any]:
+        raise ValueError("the metadata is no JSON")
+
+    monkeypatch.setattr(health, "count", crash)
+    with capture_logs() as said:
+        assert health.collect_all(lake.site, lake.site.writer(lake.leader.epoch)) == 0
+    assert [each["event"] for each in said] == ["health.crashed"]

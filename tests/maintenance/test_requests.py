@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from modak.catalog import operators
 from modak.core import faults
 from modak.core.errors import Refused
 from modak.core.faults import Fault, InjectedFault
@@ -179,3 +180,17 @@ def test_local_runs_under_the_same_lock(lake: Lake, modak: Any, environ: dict[st
     refused = modak("maintain", "--table", "public.events", "--local", "--wait", "0", **environ)
     assert refused.exit_code == 1
     assert "Another worker leads" in refused.stderr
+
+
+def test_a_table_that_is_held_back_is_not_maintained_until_it_is_resumed(lake: Lake) -> None:
+    writer = lake.site.writer(lake.leader.epoch)
+    requests.file_request(lake.site, lake.events.name)
+    with lake.site.connect() as conn:
+        operators.pause(conn, 1, "me", "a migration")
+    assert requests.claim(writer) is None
+    with pytest.raises(Refused, match="held back by me: a migration") as refused:
+        requests.file_request(lake.site, lake.events.name)
+    assert refused.value.code == "tables.paused"
+    with lake.site.connect() as conn:
+        operators.resume(conn, 1)
+    assert requests.claim(writer) is not None

@@ -31,6 +31,7 @@ def main() -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ],

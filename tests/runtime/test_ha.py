@@ -53,6 +53,9 @@ def test_one_leads_a_clean_end_hands_over_at_once_and_probes_tell_the_truth(grou
         group.until(lambda: (events.site.reader.state(events.name).cutline.t or 0) == 200, "nothing is tiered")
         status = two.get("/api/v1/cluster/status")[1]
         assert {each["role"] for each in status["workers"]} == {"leading", "standby"}
+        assert [each["holder"] for each in status["workers"] if each["role"] == "leading"] == [
+            status["leader"]["holder"]
+        ]
         assert two.get("/api/v1/measurements/stats")[1]["role"] == "standby"
         assert one.terminate() == 0
         with connect(group.dsn, autocommit=True) as conn:

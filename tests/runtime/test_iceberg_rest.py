@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from modak.catalog import profiles
 from modak.runtime.leader import Leader
 from modak.runtime.web.app import create_app
+from modak.runtime.web.auth import Guard
 from modak.runtime.web.context import Context
 from modak.runtime.web.server import listening
 from modak.tables.site import Site
 from tests.runtime.conftest import ADMIN, READ, led
 from tests.tables.events import Events
+from tests.tables.readers import load_extensions
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def test_a_client_that_has_it_already_is_told_so(api: TestClient, events: Events
 
 
 def test_no_key_leaves_unless_it_is_configured(bare: Callable[..., Context]) -> None:
-    from modak.runtime.web.iceberg import _access
+    from modak.runtime.web.iceberg import access
 
     given = {
         "MODAK_WAREHOUSE": "s3://lake/w",
@@ -97,12 +102,25 @@ def test_no_key_leaves_unless_it_is_configured(bare: Callable[..., Context]) -> 
         "MODAK_S3_SECRET_KEY": "the-secret",
         "MODAK_S3_REGION": "eu-1",
     }
-    shown = _access(bare(**given))
-    assert shown["s3.endpoint"] == "http://127.0.0.1:9000"
-    assert "the-key" not in str(shown)
-    assert "the-secret" not in str(shown)
-    vended = _access(bare(**given, MODAK_ICEBERG_VEND_CREDENTIALS="true"))
+    site = bare(**given, MODAK_CREDENTIALS_ELSEWHERE="s3.secret-access-key=another-secret;adls.token=a-token").site
+    with site.connect() as conn:
+        profiles.create(
+            conn, "cold", "s3://elsewhere/w", config={"s3.endpoint": "http://127.0.0.1:9001"}, credentials="elsewhere"
+        )
+        conn.commit()
+    default, cold = (site.key_of(site.reader.profile(name).profile_id) for name in (None, "cold"))
+    assert access(default, vend=False) == {
+        "s3.endpoint": "http://127.0.0.1:9000",
+        "s3.path-style-access": "true",
+        "client.region": "eu-1",
+        "s3.region": "eu-1",
+    }
+    vended = access(default, vend=True)
     assert (vended["s3.access-key-id"], vended["s3.secret-access-key"]) == ("the-key", "the-secret")
+    # A table in another profile is reached with what opens that one, and not with the default's.
+    assert access(cold, vend=False)["s3.endpoint"] == "http://127.0.0.1:9001"
+    assert not [word for word in ("secret", "token", "the-key") if word in str(access(cold, vend=False))]
+    assert access(cold, vend=True)["s3.secret-access-key"] == "another-secret"
 
 
 def test_a_client_needs_the_token(bare: Callable[..., Context]) -> None:
@@ -123,17 +141,36 @@ def test_spark_reads_through_it(address: str, site: Site) -> None:
     assert [row.tableName for row in spark.sql("SHOW TABLES IN served.modak.public").collect()] == ["events"]
 
 
-def test_duckdb_attaches_it(address: str) -> None:
+def duckdb_opened() -> Any:
+    """DuckDB with its Iceberg and HTTP extensions, which come as wheels."""
     import duckdb
 
+    folder = Path(pytest.importorskip("duckdb_extension_httpfs").__path__[0])
     conn = duckdb.connect()
-    try:
-        conn.execute("LOAD httpfs")
-    except duckdb.Error:
-        pytest.skip("DuckDB's HTTP extension is not installed here")
-    conn.execute("LOAD iceberg")
-    conn.execute(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{address}', AUTHORIZATION_TYPE 'none')")
-    assert conn.execute('SELECT count(*) FROM lake."modak.public".events').fetchall() == [(200,)]
+    conn.execute(f"LOAD '{folder / 'extensions' / f'v{duckdb.__version__}' / 'httpfs.duckdb_extension'}'")
+    load_extensions(conn)
+    return conn
+
+
+def test_duckdb_attaches_it(address: str) -> None:
+    with duckdb_opened() as conn:
+        conn.execute(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{address}', AUTHORIZATION_TYPE 'none')")
+        assert conn.execute('SELECT count(*), sum(id) FROM lake."modak.public".events').fetchall() == [(200, 19900)]
+
+
+def test_duckdb_needs_the_token(site: Site, events: Events, leader: Leader) -> None:
+    import duckdb
+
+    events.register()
+    events.tier(leader)
+    context = led(site)
+    context.guard = Guard(SecretStr(ADMIN), SecretStr(READ), loopback=True)
+    attach = "ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{}/iceberg', {})"
+    with listening(context, 0) as where, duckdb_opened() as conn:
+        with pytest.raises(duckdb.Error, match=r"401|Unauthorized"):
+            conn.execute(attach.format(where, "AUTHORIZATION_TYPE 'none'"))
+        conn.execute(attach.format(where, f"TOKEN '{READ}'"))
+        assert conn.execute('SELECT count(*) FROM lake."modak.public".events').fetchall() == [(200,)]
 
 
 def test_the_application_is_the_same_whoever_serves_it(bare: Callable[..., Context]) -> None:

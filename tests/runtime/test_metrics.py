@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg.types.json import Jsonb
 from starlette.testclient import TestClient
 
+from modak.catalog.mirrors import MirrorHealth, note_health
+from modak.catalog.vitals import Vitals
 from modak.runtime import metrics
 from modak.runtime.leader import Leader
 from tests.tables.events import Events
@@ -103,6 +105,8 @@ def test_numbers_follow_what_happens(api: TestClient, events: Events, leader: Le
             (table_id, Jsonb({"files": 2, "delete_ratio": 0.25, "odd name": 1}), Jsonb(["small files"])),
         )
         conn.execute("INSERT INTO modak.pauses (table_id) VALUES (%s)", (table_id,))
+        conn.execute("INSERT INTO modak.maintenance_requests (table_id) VALUES (%s)", (table_id,))
+        note_health(conn, MirrorHealth(table_id=table_id, lag_seconds=1.5))
     text = api.get("/metrics").text
     assert samples(text, "modak_cutline_tier_key") == {"public.events": 200.0}
     assert samples(text, "modak_delta_backlog_rows") == {"public.events": 1.0}
@@ -113,6 +117,8 @@ def test_numbers_follow_what_happens(api: TestClient, events: Events, leader: Le
     assert samples(text, "modak_lake_odd_name") == {"public.events": 1.0}
     assert samples(text, "modak_lake_warnings") == {"public.events": 1.0}
     assert samples(text, "modak_table_paused") == {"public.events": 1.0}
+    assert samples(text, "modak_maintenance_requests") == {"public.events": 1.0}
+    assert samples(text, "modak_mirror_lag_seconds") == {"public.events": 1.5}
     again = api.get("/metrics").text
     assert samples(again, "modak_lake_commits_total") == samples(text, "modak_lake_commits_total"), "counted once"
 
@@ -137,6 +143,17 @@ def test_the_series_of_the_last_hour(api: TestClient, events: Events) -> None:
     assert [value for _, value in entry["points"]] == [0.0, 0.0]
     assert api.get("/api/v1/series", params={"metric": "cutline_t", "name": "public.other"}).json() == []
     assert api.get("/api/v1/series", params={"metric": "lake_bytes"}).json() == []
+
+
+def test_only_the_largest_of_many_series_are_sent_when_asked(api: TestClient) -> None:
+    context: Any = api.app.state.context  # type: ignore[attr-defined]
+    for at in (1.0, 2.0):
+        rows = [{"schema_name": "public", "table_name": f"t{n}", "delta_backlog": n, "counters": {}} for n in range(9)]
+        rows[8]["delta_backlog"] = 100 if at == 1.0 else None
+        context.series.add(at, Vitals(rows, []))
+    asked = api.get("/api/v1/series", params={"metric": "delta_backlog", "most": 2}).json()
+    assert [each["name"] for each in asked] == ["public.t6", "public.t7"], "by the last value that is known"
+    assert len(api.get("/api/v1/series", params={"metric": "delta_backlog"}).json()) == 9
 
 
 def test_dashboard_and_alerts_use_only_what_is_exported(api: TestClient) -> None:

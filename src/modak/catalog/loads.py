@@ -65,6 +65,7 @@ _OVER: LiteralString = """
 _WAITING: LiteralString = """
     SELECT t.schema_name, t.table_name FROM modak.tables t
     WHERE EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = t.table_id AND l.state = 'staged')
+        AND NOT EXISTS (SELECT FROM modak.pauses z WHERE z.table_id = t.table_id)
     ORDER BY 1, 2
 """
 _PRESSURE: LiteralString = """
@@ -197,7 +198,7 @@ def forget_stage(conn: Conn, stage_id: str) -> None:
 
 
 def waiting(conn: Conn) -> list[tuple[str, str]]:
-    """Tables with staged labels, by schema and name."""
+    """Tables with staged labels that nobody holds back, by schema and name."""
     return [(schema, name) for schema, name in conn.execute(_WAITING)]
 
 

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from modak.core.errors import Refused
 from modak.core.faults import reach
 
 Conn = psycopg.Connection[Any]
@@ -106,8 +107,25 @@ def pauses(conn: Conn) -> dict[int, Pause]:
     return {row.table_id: row for row in rows}
 
 
+def refuse_if_held(conn: Conn, table_id: int) -> None:
+    """Refuse what a table that is held back must be spared."""
+    query: LiteralString = """
+        SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name), z.paused_by, z.reason
+        FROM modak.pauses z JOIN modak.tables t USING (table_id) WHERE z.table_id = %s
+    """
+    row = conn.execute(query, (table_id,)).fetchone()
+    if row is not None:
+        table, who, why = row
+        raise Refused(
+            "tables.paused",
+            f"{table} is held back by {who}{f': {why}' if why else ''}.",
+            hint=f"Let it go on first: modak-worker resume --table {table}",
+        )
+
+
 def request_maintenance(conn: Conn, table_id: int, by: str) -> tuple[int, bool]:
     """File a request for a maintenance pass: its number, and whether it is new (one that waits is enough)."""
+    refuse_if_held(conn, table_id)
     reach("operators.before_request")
     given = {"table": table_id, "by": by}
     row = conn.execute(_REQUEST, given).fetchone()

@@ -31,6 +31,7 @@ from modak.core.states import OpPhase, PartitionState
 from modak.lake.model import LakeName
 from modak.postgres.connect import connect, translate
 from modak.postgres.dsn import Dsn
+from modak.postgres.pool import Pool
 
 Conn = psycopg.Connection[Any]
 Row = Mapping[str, Any]
@@ -67,7 +68,7 @@ __all__ = [
 class CatalogReader:
     """Looks at the catalog, by connections of its own or within a transaction of the caller."""
 
-    def __init__(self, source: Dsn | Conn) -> None:
+    def __init__(self, source: Dsn | Pool | Conn) -> None:
         self._source = source
 
     def tables(self) -> list[TableRecord]:
@@ -174,10 +175,10 @@ class CatalogReader:
 
     @contextmanager
     def _session(self) -> Iterator[Conn]:
-        if not isinstance(self._source, Dsn):
+        if not isinstance(self._source, Dsn | Pool):
             yield self._source
             return
-        with connect(self._source) as conn:
+        with connect(self._source) if isinstance(self._source, Dsn) else self._source.connection() as conn:
             conn.read_only = True
             conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             yield conn

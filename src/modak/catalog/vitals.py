@@ -25,12 +25,17 @@ _TABLES: LiteralString = """
         extract(epoch FROM clock_timestamp() - s.cutline_updated_at)::float8 AS cutline_age_seconds,
         CASE WHEN s.mirror_frontier IS NOT NULL AND NOT pg_is_in_recovery()
             THEN greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.mirror_frontier), 0)::float8 END AS mirror_lag_bytes,
+        m.lag_seconds AS mirror_lag_seconds, q.requests,
         l.counters, jsonb_array_length(l.warnings) AS warnings,
         extract(epoch FROM clock_timestamp() - l.collected_at)::float8 AS stats_age_seconds,
         o.oldest_staged_seconds
     FROM modak.status s
     LEFT JOIN modak.lake_stats l USING (table_id)
     LEFT JOIN modak.pauses z USING (table_id)
+    LEFT JOIN modak.mirror_health m USING (table_id)
+    LEFT JOIN (
+        SELECT r.table_id, count(*) AS requests FROM modak.maintenance_requests r WHERE r.finished_at IS NULL GROUP BY 1
+    ) q USING (table_id)
     LEFT JOIN LATERAL (
         SELECT extract(epoch FROM clock_timestamp() - min(b.created_at))::float8 AS oldest_staged_seconds
         FROM modak.load_labels b WHERE b.table_id = s.table_id AND b.state = 'staged'

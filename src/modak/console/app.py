@@ -86,6 +86,10 @@ class Console:
             "signed_in": everyone or session is not None,
             "scope": "admin" if everyone else session.scope if session else None,
             "sql": self._settings.http.console_sql,
+            "limits": {
+                "rows": self._settings.http.query_max_rows,
+                "seconds": self._settings.http.query_timeout_seconds,
+            },
             "stores": {
                 "measurements": self._settings.measurements.enabled,
                 "entities": self._settings.entities.enabled,

@@ -111,6 +111,16 @@ def _iso(moment: datetime) -> str:
     return f"{text}.{moment.microsecond:06d}" if moment.microsecond else text
 
 
+def literal(axis: Axis, key: TierKey | None) -> str | None:
+    """A key as people write it; one that no calendar holds stays a number."""
+    if key is None:
+        return None
+    try:
+        return axis.literal(key)
+    except OverflowError:
+        return str(key)
+
+
 @dataclass(frozen=True, slots=True)
 class Width:
     """The size of a partition: a fixed length on the axis, or a number of calendar months in a time zone."""

@@ -76,11 +76,11 @@ class Scheduler:
         self._thread = threading.Thread(target=self._loop, daemon=True, name="measurements-scheduler")
         self._thread.start()
 
-    def stop(self) -> None:
-        """Wait for the cycle that runs, then end; doing it twice is fine."""
+    def stop(self, patience: float | None = None) -> None:
+        """Wait for the cycle that runs, no longer than given, then end; doing it twice is fine."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(patience)
             self._thread = None
 
     def trigger_now(self, database: str | None = None) -> int:

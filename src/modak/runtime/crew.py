@@ -134,7 +134,7 @@ class Crew:
 
     def _failed(self, item: Item, error: Exception, code: str) -> None:
         with self._changed:
-            pause = self._schedule.failed(item, self._clock.monotonic(), code)
+            pause = self._schedule.failed(item, self._clock.monotonic(), code, error)
             self._changed.notify_all()
         fields = {"table": str(item.name), "kind": item.kind.value, "again_in_seconds": round(pause, 1)}
         if isinstance(error, ModakError):

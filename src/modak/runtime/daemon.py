@@ -18,7 +18,7 @@ from modak.catalog import pins
 from modak.catalog.fleet import glance
 from modak.core.errors import ModakError, NotLeader
 from modak.postgres.connect import translate
-from modak.runtime import loads, metrics, mirrors, publishing
+from modak.runtime import loads, metrics, mirrors, publishing, working
 from modak.runtime.crew import FATAL, Crew
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import serving as maintaining
@@ -40,10 +40,6 @@ FIRST_PAUSE_SECONDS = 0.2
 """After the first failure to reach Postgres; the pause doubles up to the campaign interval."""
 
 
-LATE_SECONDS = 120.0
-"""How long a worker that lost the lease waits for its own work to notice."""
-
-
 def run(site: Site, *, stop: threading.Event, on_event: OnEvent | None = None, pulse: Pulse | None = None) -> None:
     """Host the daemon until `stop` is set."""
     pulse = pulse or Pulse(site.clock)
@@ -52,8 +48,9 @@ def run(site: Site, *, stop: threading.Event, on_event: OnEvent | None = None, p
     failures = 0
     while not stop.is_set():
         pulse.became("standby")
+        working.forget()
         try:
-            leader = Leader.campaign(site, settings.campaign_interval_seconds, stop)
+            leader = Leader.campaign(site, settings.campaign_interval_seconds, stop, pulse.beat, pulse.holder)
             failures = 0
             pulse.became("leading", leader.epoch.number)
             with (
@@ -107,8 +104,11 @@ def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent |
                     stop.wait(_pause(failures, settings.cycle_interval_seconds))
                     failures += 1
             # What runs may end; then the lease goes, whatever still runs: its epoch keeps it from changing anything.
-            # One that lost the lease does not campaign again while its own late work is still under way.
-            crew.leave(LATE_SECONDS if leader.lost and not stop.is_set() else site.settings.leader.lease_seconds)
+            # One that has lost the lease may be the only one left, so it waits less before it campaigns again.
+            lease = site.settings.leader.lease_seconds
+            patience = lease if stop.is_set() else lease / 2
+            leader.leave_within(patience)
+            crew.leave(patience)
     finally:
         pulse.doing = dict
 

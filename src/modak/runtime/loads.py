@@ -16,6 +16,7 @@ from modak.catalog import loads
 from modak.core.errors import ModakError, NotLeader
 from modak.core.names import TableName
 from modak.postgres.connect import translate
+from modak.runtime import working
 from modak.runtime.leader import Leader
 from modak.runtime.stores import Repeating
 from modak.tables.load.adopt import adopt, sweep
@@ -31,7 +32,8 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
     if "spark" in vars(site):
         own.__dict__["spark"] = site.spark
     try:
-        with Repeating("loads", site.settings.tiering.cycle_interval_seconds, lambda: adopt_all(own, leader)):
+        seconds = site.settings.tiering.cycle_interval_seconds
+        with Repeating("loads", seconds, lambda: adopt_all(own, leader), leader.patience):
             yield
     finally:
         own.close()
@@ -39,7 +41,7 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
 
 def adopt_all(site: Site, leader: Leader) -> int:
     """One round: every table with staged labels, then the folders that are left over; returns adopted labels."""
-    if leader.lost:
+    if leader.ending:
         return 0
     site.follow_profiles()
     done = 0
@@ -48,11 +50,14 @@ def adopt_all(site: Site, leader: Leader) -> int:
             names = [TableName(schema, name) for schema, name in loads.waiting(conn)]
         for name in names:
             try:
-                done += adopt(site, leader.epoch, name).labels
+                with working.doing("adopt", str(name)):
+                    done += adopt(site, leader.epoch, name).labels
+                working.well("adopt", str(name))
             except NotLeader:
                 return done
             except ModakError as error:
                 log.error("load.adoption_failed", table=str(name), code=error.code, error=error.message)
+                working.failed("adopt", str(name), error, site.settings.tiering.cycle_interval_seconds)
         sweep(site)
     except psycopg.Error as error:
         raise translate(error) from error

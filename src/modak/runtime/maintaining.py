@@ -2,7 +2,8 @@
 
 One thread claims forced passes and runs the scheduled ones, table after table; another looks at lake health and cleans
 up after failed loads, whether or not maintenance is on. A long rewrite holds up neither tiering nor the pump: they
-commit in between, and the rewrite takes what they changed along. Both threads stop after the step that runs.
+commit in between, and the rewrite takes what they changed along. A table whose pass cannot run waits alone, longer from
+failure to failure. Both threads stop after the step that runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from modak.catalog.write import CatalogWriter
 from modak.core.errors import ModakError, NotLeader
 from modak.core.faults import InjectedFault
 from modak.core.names import TableName
+from modak.runtime import working
 from modak.runtime.leader import Leader
 from modak.tables.maintenance import health, requests
 from modak.tables.maintenance.loads import clean_failed_loads
@@ -32,6 +34,9 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
 """How often requests are looked for."""
+FIRST_WAIT_SECONDS = 10.0
+LONGEST_WAIT_SECONDS = 300.0
+"""A table whose pass cannot run is tried again after so long; the pause doubles from the first to the longest."""
 _JOIN_SECONDS = 120.0
 _LAST: LiteralString = "SELECT table_id, maintained_at FROM modak.lake_stats WHERE maintained_at IS NOT NULL"
 
@@ -42,7 +47,7 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
     stop = threading.Event()
 
     def stopping() -> bool:
-        return stop.is_set() or leader.lost
+        return stop.is_set() or leader.ending
 
     threads = [
         threading.Thread(
@@ -58,7 +63,8 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(_JOIN_SECONDS)
+            patience = leader.patience()
+            thread.join(_JOIN_SECONDS if patience is None else patience)
 
 
 def _health_seconds(site: Site) -> float:
@@ -91,8 +97,9 @@ class Watcher:
     def turn(self) -> None:
         """One look at everything."""
         writer = self._site.writer(self._leader.epoch)
-        health.collect_all(self._site, writer)
-        clean_failed_loads(self._site, writer)
+        with working.doing("health"):
+            health.collect_all(self._site, writer)
+            clean_failed_loads(self._site, writer)
 
 
 class Maintainer:
@@ -103,19 +110,43 @@ class Maintainer:
         self._leader = leader
         self._stopping = stopping
         self._begun = site.clock.now()
+        self._failures: dict[int, int] = {}
+        self._again: dict[int, float] = {}
 
     def turn(self) -> None:
         """Claim what is asked for, and run what is due."""
-        writer = self._site.writer(self._leader.epoch)
-        while not self._stopping():
-            claimed = requests.claim(writer)
+        while not self._stopping() and requests.waiting(self._site):
+            claimed = requests.claim(self._site.writer(self._leader.epoch))
             if claimed is None:
                 break
             answer(self._site, self._leader, claimed, self._stopping)
         for record in self._due():
             if self._stopping():
                 return
+            self._pass(record)
+
+    def _pass(self, record: TableRecord) -> None:
+        """One scheduled pass; what keeps it from running is told, and holds up nobody else."""
+        try:
             run(self._site, self._leader, record.name, self._stopping)
+        except (NotLeader, InjectedFault):
+            raise
+        except Exception as raised:
+            if isinstance(raised, ModakError) and raised.code == "spark.gateway_lost":
+                raise
+            times = min(self._failures.get(record.table_id, 0), 20)
+            pause = min(FIRST_WAIT_SECONDS * 2.0**times, LONGEST_WAIT_SECONDS)
+            self._failures[record.table_id] = working.failed("maintenance", str(record.name), raised, pause)
+            self._again[record.table_id] = self._site.clock.monotonic() + pause
+            fields = {"table": str(record.name), "again_in_seconds": round(pause)}
+            if isinstance(raised, ModakError):
+                log.error("maintenance.failed", code=raised.code, error=raised.message, hint=raised.hint, **fields)
+            else:
+                log.error("maintenance.crashed", code="maintenance.crashed", exc_info=raised, **fields)
+        else:
+            self._failures.pop(record.table_id, None)
+            self._again.pop(record.table_id, None)
+            working.well("maintenance", str(record.name))
 
     def _due(self) -> list[TableRecord]:
         interval = timedelta(seconds=self._site.settings.maintenance.interval_seconds)
@@ -124,7 +155,9 @@ class Maintainer:
             held = operators.pauses(conn)
         now = self._site.clock.now()
         # A new table, or a catalog that never saw maintenance: counted from the start of this lead.
-        tables = (record for record in self._site.reader.tables() if record.table_id not in held)
+        patient = self._site.clock.monotonic()
+        waiting = {table_id for table_id, until in self._again.items() if until > patient}
+        tables = (record for record in self._site.reader.tables() if record.table_id not in held.keys() | waiting)
         return [record for record in tables if now - last.get(record.table_id, self._begun) >= interval]
 
 
@@ -138,7 +171,8 @@ def run(
 ) -> MaintenanceReport:
     """One pass over a table, with what belongs around it."""
     writer = site.writer(leader.epoch)
-    report = maintain(site, leader.epoch, name, on_progress=on_progress, stopping=stopping, engine=engine)
+    with working.doing("maintenance", str(name)):
+        report = maintain(site, leader.epoch, name, on_progress=on_progress, stopping=stopping, engine=engine)
     _release(site, writer, name)
     record = site.reader.table(name)
     if record is not None:

@@ -11,7 +11,7 @@ import platform
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import (
@@ -32,8 +32,10 @@ from modak.core.errors import ModakError
 from modak.core.names import TableName
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
-from modak.runtime.pulse import Pulse
-from modak.runtime.schedule import Item
+
+if TYPE_CHECKING:
+    from modak.runtime.pulse import Pulse
+    from modak.runtime.schedule import Item
 
 log = structlog.get_logger()
 
@@ -73,6 +75,8 @@ _GAUGES = {
     "modak_delta_backlog_rows": ("delta_backlog", "Corrections that wait to be folded."),
     "modak_delta_oldest_seconds": ("delta_oldest_seconds", "Age of the oldest correction that waits."),
     "modak_mirror_lag_bytes": ("mirror_lag_bytes", "WAL between the frontier and now."),
+    "modak_mirror_lag_seconds": ("mirror_lag_seconds", "Since the lake had everything, as the pump told last."),
+    "modak_maintenance_requests": ("requests", "Forced maintenance passes that wait or run."),
     "modak_read_pins": ("read_pins", "Readers that hold a pin."),
     "modak_load_staged_labels": ("staged_loads", "Staged loads that wait for adoption."),
     "modak_load_adoption_lag_seconds": ("oldest_staged_seconds", "Age of the oldest staged load."),
@@ -153,7 +157,7 @@ class Fleet(Collector):
             yield from _tables(self._seen)
 
     def _own(self) -> Iterator[Metric]:
-        pulse, shown = self._pulse, self._pulse.doing()
+        pulse, shown = self._pulse, self._pulse.shown()
         yield _gauge("modak_leader", "1: this process leads.", float(pulse.role == "leading"))
         yield _gauge("modak_ready", "1: the readiness probe says yes.", float(pulse.ready().good))
         if pulse.last_cycle is not None:

@@ -16,6 +16,7 @@ import structlog
 from modak.catalog import operators
 from modak.catalog.mirrors import read_health
 from modak.core.errors import Conflict, ModakError, NotLeader
+from modak.runtime import working
 from modak.runtime.leader import Leader
 from modak.tables.mirror.cycle import mirror_cycle
 from modak.tables.mirror.pump.health import Teller, remembered
@@ -61,13 +62,13 @@ class Keeper:
     def stop(self) -> None:
         """End all pumps and wait for them."""
         self._stop.set()
-        self._thread.join()
-        for table in self._tables.values():
-            table.join()
+        self._thread.join(self._leader.patience())
+        for table in list(self._tables.values()):
+            table.join(self._leader.patience())
 
     def stopped(self) -> bool:
         """Whether no new step may begin."""
-        return self._stop.is_set() or self._leader.lost
+        return self._stop.is_set() or self._leader.ending
 
     def _loop(self) -> None:
         while not self.stopped():
@@ -117,13 +118,16 @@ class TableThread(threading.Thread):
         self._lost = 0
         self._cycled = self._looked = -1e9
         self._held_back = False
+        self._table = str(table_id)
 
     def run(self) -> None:
         """Turn after turn."""
         with Pump(self._site, self._leader.epoch, self._table_id) as pump:
             teller = Teller(self._site, self._table_id, pump.slot)
-            while not self._stopped() and pump.record() is not None:
+            while not self._stopped() and (record := pump.record()) is not None:
+                self._table = str(record.name)
                 self._rest(self._step(pump, teller))
+            working.well("mirror", self._table)
 
     def _step(self, pump: Pump, teller: Teller) -> float:
         """One turn; how long to wait before the next."""
@@ -133,9 +137,11 @@ class TableThread(threading.Thread):
             if self._is_held_back() or self._is_paused(teller):
                 pause = self._site.settings.tiering.cycle_interval_seconds
             else:
-                turn = pump.turn(self._stopped)
-                teller.flushed(turn.flushes, turn.changes)
-                self._cycle(pump, turn)
+                with working.doing("mirror", self._table):
+                    turn = pump.turn(self._stopped)
+                    teller.flushed(turn.flushes, turn.changes)
+                    self._cycle(pump, turn)
+                working.well("mirror", self._table)
                 self._failures = self._lost = 0
                 pause = pump.pace.pause(turn.seconds, turn.changes)
         except NotLeader:
@@ -190,6 +196,7 @@ class TableThread(threading.Thread):
         base = self._site.settings.tiering.cycle_interval_seconds
         pause = min(base * 2.0 ** min(self._failures, 20), LONGEST_BACKOFF_SECONDS)
         self._failures += 1
+        working.failed("mirror", self._table, error, pause)
         log.error(
             "mirror.failed",
             table_id=self._table_id,

@@ -22,6 +22,7 @@ from modak.core.clock import Clock, SystemClock
 from modak.core.errors import ModakError
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.runtime import working
 from modak.runtime.leader import holder_name
 
 log = structlog.get_logger()
@@ -132,6 +133,11 @@ class Pulse:
         except Exception:
             log.debug("pulse.not_taken_away", holder=self.holder)
 
+    def shown(self) -> dict[str, Any]:
+        """What runs, waits and fails here, whoever does it."""
+        crew, others = self.doing(), working.shown()
+        return {**crew, **{key: [*crew.get(key, ()), *found] for key, found in others.items()}}
+
     def _row(self) -> dict[str, Any]:
         return {
             "holder": self.holder,
@@ -142,5 +148,5 @@ class Pulse:
             "epoch": self.epoch,
             "address": self.address,
             "age": self.clock.monotonic() - self._started,
-            "doing": {**self.doing(), "cycle_seconds": round(self.cycle_seconds, 3), "last_cycle": self.last_cycle},
+            "doing": {**self.shown(), "cycle_seconds": round(self.cycle_seconds, 3), "last_cycle": self.last_cycle},
         }

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from modak.catalog.fleet import Glance
+from modak.core.errors import ModakError
 from modak.core.names import TableName
 
 LONGEST_BACKOFF_SECONDS = 300.0
@@ -47,9 +48,12 @@ class Item:
 class Failure:
     """Work that failed, and waits."""
 
+    item: Item
     code: str
     times: int
     until: float
+    message: str = ""
+    hint: str = ""
 
 
 @dataclass
@@ -125,14 +129,15 @@ class Schedule:
         else:
             self._rested.pop((item.table_id, item.kind), None)
 
-    def failed(self, item: Item, now: float, code: str) -> float:
+    def failed(self, item: Item, now: float, code: str, error: Exception | None = None) -> float:
         """The item failed; returns how many seconds it waits."""
         self.running.pop(item.table_id, None)
         self._rested.pop((item.table_id, item.kind), None)
         before = self.failures.get((item.table_id, item.kind))
         times = before.times + 1 if before else 1
         pause = min(self.backoff_seconds * 2.0 ** min(times - 1, 20), LONGEST_BACKOFF_SECONDS)
-        self.failures[item.table_id, item.kind] = Failure(code, times, now + pause)
+        told = (error.message, error.hint) if isinstance(error, ModakError) else ()
+        self.failures[item.table_id, item.kind] = Failure(item, code, times, now + pause, *told)
         return pause
 
     @property
@@ -155,13 +160,15 @@ class Schedule:
             "tables": len(self._served),
             "failing": [
                 {
-                    "table_id": table_id,
-                    "kind": kind.value,
+                    "table": str(each.item.name),
+                    "kind": each.item.kind.value,
                     "code": each.code,
+                    "message": each.message,
+                    "hint": each.hint,
                     "times": each.times,
                     "again_in_seconds": round(max(each.until - now, 0.0), 1),
                 }
-                for (table_id, kind), each in list(self.failures.items())[:most]
+                for each in list(self.failures.values())[:most]
             ],
         }
 

@@ -51,13 +51,18 @@ class Series:
         self._values: dict[tuple[str, str], array[float]] = {}
         self._ended = threading.Event()
 
-    def points(self, metric: str, name: str | None = None) -> list[dict[str, Any]]:
-        """`{"name", "points": [[seconds since 1970, value or null], …]}` for a table or slot, or for all."""
+    def points(self, metric: str, name: str | None = None, most: int | None = None) -> list[dict[str, Any]]:
+        """`{"name", "points": [[seconds since 1970, value or null], …]}` for a table or slot, or for all.
+
+        `most` leaves only so many: those whose last value is the largest.
+        """
         if metric not in METRICS:
             raise UsageError("api.metric", f"There is no series {metric!r}.", hint=f"Known: {', '.join(METRICS)}.")
         with self._lock:
             times = list(self._times)
             found = {who: list(values) for (what, who), values in self._values.items() if what == metric}
+        if most is not None:
+            found = dict(sorted(found.items(), key=lambda pair: _last(pair[1]), reverse=True)[:most])
         return [
             {
                 "name": who,
@@ -107,6 +112,11 @@ class Series:
             except Exception as error:
                 log.debug("series.not_sampled", because=type(error).__name__)
             self._ended.wait(EVERY_SECONDS)
+
+
+def _last(values: list[float]) -> float:
+    """The last value, the smallest of all where it is not known."""
+    return values[-1] if values and not math.isnan(values[-1]) else -math.inf
 
 
 def _numbers(seen: Vitals) -> Iterator[tuple[tuple[str, str], float]]:

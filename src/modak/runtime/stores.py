@@ -21,6 +21,7 @@ import structlog
 from modak.catalog.lease import Epoch
 from modak.config import Settings
 from modak.core.errors import ModakError
+from modak.runtime import working
 from modak.runtime.leader import Leader, holder_name
 from modak.tables.site import Site
 
@@ -46,14 +47,14 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
     """Serve the stores that the settings enable while the block runs."""
     with ExitStack() as stack:
         if site.settings.entities.enabled:
-            stack.enter_context(_entities(site))
+            stack.enter_context(_entities(site, leader))
         if site.settings.measurements.enabled:
             stack.enter_context(_measurements(site, leader))
         yield
 
 
 @contextmanager
-def _entities(site: Site) -> Iterator[None]:
+def _entities(site: Site, leader: Leader) -> Iterator[None]:
     from modak.entities.compaction import compact
     from modak.entities.flushing import flush
     from modak.entities.reconciling import collect
@@ -70,8 +71,8 @@ def _entities(site: Site) -> Iterator[None]:
         compact(store)
         collect(store)
 
-    flushing = Repeating("entities-flush", chosen.flush_interval_seconds, lambda: flush(opened()))
-    compacting = Repeating("entities-compact", chosen.compact_interval_seconds, tidy)
+    flushing = Repeating("entities-flush", chosen.flush_interval_seconds, lambda: flush(opened()), leader.patience)
+    compacting = Repeating("entities-compact", chosen.compact_interval_seconds, tidy, leader.patience)
     with flushing, compacting:
         yield
 
@@ -103,10 +104,11 @@ def _measurements(site: Site, leader: Leader) -> Iterator[None]:
     scheduler.start()
     site.services["measurements"] = Compacting(manager, scheduler, watcher)
     try:
-        yield
+        with working.watched("measurements", manager.is_cycle_running):
+            yield
     finally:
         site.services.pop("measurements", None)
-        scheduler.stop()
+        scheduler.stop(leader.patience())
         watcher.stop()
 
 
@@ -118,10 +120,17 @@ def completion_folder(settings: Settings) -> Path:
 class Repeating:
     """One thing done again and again in a thread of its own; a failure is told and tried again at the next turn."""
 
-    def __init__(self, name: str, seconds: float, act: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        act: Callable[[], object],
+        patience: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._name = name
         self._seconds = seconds
         self._act = act
+        self._patience = patience
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"modak-{name}", daemon=True)
 
@@ -131,14 +140,18 @@ class Repeating:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(self._patience())
 
     def _loop(self) -> None:
         while not self._stop.is_set():
             try:
-                self._act()
+                with working.doing(self._name):
+                    self._act()
+                working.well(self._name)
             except ModakError as error:
                 log.error("stores.failed", task=self._name, code=error.code, error=error.message, hint=error.hint)
-            except Exception:
+                working.failed(self._name, "", error, self._seconds)
+            except Exception as crash:
                 log.exception("stores.crashed", task=self._name)
+                working.failed(self._name, "", crash, self._seconds)
             self._stop.wait(self._seconds)

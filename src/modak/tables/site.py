@@ -17,8 +17,8 @@ from modak.catalog.read import CatalogReader
 from modak.catalog.write import CatalogWriter
 from modak.config import Settings
 from modak.core.clock import Clock, SystemClock
-from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.postgres.pool import Pool
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,9 +42,14 @@ class Site:
     """What runs beside the flows while we lead (`measurements`, …), for those who are asked about it."""
 
     @cached_property
+    def pool(self) -> Pool:
+        """Connections for short steps."""
+        return Pool(self.dsn)
+
+    @cached_property
     def reader(self) -> CatalogReader:
         """Reads the catalog; cannot change it."""
-        return CatalogReader(self.dsn)
+        return CatalogReader(self.pool)
 
     def writer(self, epoch: Epoch | None) -> CatalogWriter:
         """Changes the catalog in the name of a leader's epoch (or of a person at the CLI: None)."""
@@ -53,12 +58,8 @@ class Site:
     @contextmanager
     def connect(self, *, autocommit: bool = False) -> Iterator[psycopg.Connection[Any]]:
         """A connection for one step."""
-        conn = connect(self.dsn, autocommit=autocommit)
-        try:
-            with conn:
-                yield conn
-        finally:
-            conn.close()
+        with self.pool.connection(autocommit=autocommit) as conn:
+            yield conn
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -84,13 +85,17 @@ class Site:
         access.use(found.values())
         return found
 
+    def key_of(self, profile_id: int) -> Key:
+        """The root of a profile and what opens it."""
+        if profile_id not in self.keys:
+            self.follow_profiles()
+        return self.keys[profile_id]
+
     def root_of(self, profile_id: int) -> str:
         """The root of a profile; one whose credentials are not there is refused by the name of their variable."""
         from modak.storage.access import missing
 
-        if profile_id not in self.keys:
-            self.follow_profiles()
-        key = self.keys[profile_id]
+        key = self.key_of(profile_id)
         if key.missing is not None:
             raise missing(key.missing, key.root)
         return key.root
@@ -149,3 +154,5 @@ class Site:
         opened: IcebergLake | None = self.__dict__.pop("lake", None)
         if opened is not None:
             opened.close()
+        if "pool" in self.__dict__:
+            self.pool.close()

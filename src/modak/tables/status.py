@@ -12,7 +12,7 @@ import psycopg
 
 from modak.catalog.mirrors import MirrorHealth, read_health
 from modak.catalog.records import OpRecord, StatusRow
-from modak.core.axis import Axis, TierKey
+from modak.core.axis import literal
 from modak.core.errors import ModakError
 from modak.core.names import TableName
 from modak.core.states import PartitionState
@@ -77,10 +77,10 @@ def _status(
     return TableStatus(
         name=row.name,
         mode=row.mode,
-        cut_line=_literal(row.axis, row.cutline_t),
+        cut_line=literal(row.axis, row.cutline_t),
         snapshot_id=row.cutline_s,
-        retention_line=_literal(row.axis, row.retention_line),
-        high_water=_literal(row.axis, state.high_water) if state else None,
+        retention_line=literal(row.axis, row.retention_line),
+        high_water=literal(row.axis, state.high_water) if state else None,
         partitions=dict(row.partition_states),
         heap_bytes=_heap_bytes(observed) if observed else 0,
         lake_bytes=lake.get("total-files-size", 0),
@@ -189,12 +189,3 @@ def _operation(op: OpRecord) -> str:
     when = op.finished_at or op.started_at
     rows = f", {int(op.counters['rows']):,} rows" if "rows" in op.counters else ""
     return f"{op.kind} {op.phase}{rows}, {when:%Y-%m-%d %H:%M:%S}"
-
-
-def _literal(axis: Axis, key: TierKey | None) -> str | None:
-    if key is None:
-        return None
-    try:
-        return axis.literal(key)
-    except OverflowError:
-        return str(key)

@@ -112,11 +112,15 @@ def _show(seen: dict[str, Any]) -> None:
     )
     for worker in seen["workers"]:
         for item in worker["doing"].get("running", ()):
-            say(f"  {paint('running', 'cyan')} {item['kind']} {item['table']}, {duration(item['seconds'])}")
+            what = f"{item['kind']} {item['table']}".rstrip()
+            since = "" if item["seconds"] is None else f", {duration(item['seconds'])}"
+            say(f"  {paint('running', 'cyan')} {what}{since}")
         for item in worker["doing"].get("failing", ()):
-            name = seen["tables"].get(item["table_id"], item["table_id"])
+            what = f"{item['kind']} {item['table']}".rstrip()
             again = f"again in {duration(item['again_in_seconds'])}"
-            say(f"  {paint('failing', 'red')} {item['kind']} {name}: {item['code']}, {item['times']} times, {again}")
+            say(f"  {paint('failing', 'red')} {what}: {item['code']}, {item['times']} times, {again}")
+            if item.get("message"):
+                say(f"    {item['message']} {item.get('hint', '')}".rstrip())
     for each in seen["paused"]:
         why = f": {each['reason']}" if each["reason"] else ""
         say(f"  {paint('paused', 'yellow')} {each['table']} by {each['paused_by']}{why}")

@@ -18,8 +18,11 @@ from fastapi.responses import JSONResponse
 
 from modak.catalog.records import TableRecord
 from modak.runtime.web.context import Context
+from modak.storage.access import Key
 
 SEPARATOR = "\x1f"
+_OPEN = frozenset({"s3.endpoint", "s3.path-style-access", "client.region", "gcs.project-id", "gcs.service.host"})
+"""Properties that say where files are and open nothing; every other is taken for a secret."""
 _ENDPOINTS = [
     "GET /v1/{prefix}/namespaces",
     "HEAD /v1/{prefix}/namespaces/{namespace}",
@@ -107,7 +110,11 @@ def router(context: Context) -> APIRouter:
         if snapshots == "refs":
             kept = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
             metadata["snapshots"] = [each for each in metadata.get("snapshots", ()) if each["snapshot-id"] in kept]
-        answer = {"metadata-location": location, "metadata": metadata, "config": _access(context)}
+        answer = {
+            "metadata-location": location,
+            "metadata": metadata,
+            "config": access(site.key_of(record.profile_id), vend=site.settings.lake.vend_credentials),
+        }
         return JSONResponse(answer, headers={"ETag": etag})
 
     @routes.post("/v1/namespaces/{namespace}/tables/{table}/metrics", summary="Reports of clients", status_code=204)
@@ -126,21 +133,12 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _access(context: Context) -> dict[str, str]:
-    """How a client reaches the files; keys only where the operator wants that."""
-    lake = context.site.settings.lake
-    if not lake.warehouse.startswith("s3"):
-        return {}
-    found: dict[str, str | None] = {
-        "s3.endpoint": lake.s3_endpoint_url,
-        "s3.path-style-access": "true" if lake.s3_endpoint_url else None,
-        "s3.region": lake.s3_region,
-        "client.region": lake.s3_region,
-    }
-    if lake.vend_credentials and lake.s3_access_key and lake.s3_secret_key:
-        found["s3.access-key-id"] = lake.s3_access_key.get_secret_value()
-        found["s3.secret-access-key"] = lake.s3_secret_key.get_secret_value()
-    return {key: value for key, value in found.items() if value is not None}
+def access(key: Key, *, vend: bool) -> dict[str, str]:
+    """How a client reaches the files of a table; what could open them only where the operator wants that."""
+    found = {name: value for name, value in key.props.items() if vend or name in _OPEN}
+    if "client.region" in found:
+        found["s3.region"] = found["client.region"]
+    return found
 
 
 def _find(context: Context, namespace: str, table: str) -> TableRecord | None:

@@ -6,14 +6,15 @@ import gzip
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field
 
 from modak import __version__
 from modak.catalog import operators, overview
-from modak.catalog.records import TableRecord
+from modak.catalog.records import PartitionRecord, TableRecord
+from modak.core.axis import literal
 from modak.core.errors import ModakError, UsageError
 from modak.core.states import OpPhase
 from modak.runtime import neighbours
@@ -25,6 +26,9 @@ from modak.tables.foreign import accept
 from modak.tables.status import collect_one
 
 TableId = Annotated[str, Path(description="The number of a table, or its name as schema.table", max_length=300)]
+Search = Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of a name")]
+TableMode = Annotated[Literal["tiered", "mirrored"] | None, Query(description="Only tables of this mode")]
+Attention = Annotated[bool, Query(description="Only tables that somebody should look at")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 SIZES = (1 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20)
 """Upper edges of the classes in which data files are counted."""
@@ -64,9 +68,12 @@ def router(context: Context) -> APIRouter:
     def overview_(
         limit: Limit = 200,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-        q: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of a name")] = None,
+        q: Search = None,
+        mode: TableMode = None,
+        attention: Attention = False,
     ) -> dict[str, Any]:
-        """Who leads, which workers there are, and a page of tables: lines, sizes, backlog, last operation."""
+        """Who leads, which workers there are, and a page of tables: lines, sizes, lag, backlog, last operation."""
+        choice = overview.Choice(q or None, mode, attention)
         with site.connect(autocommit=True) as conn:
             return entry(
                 {
@@ -75,8 +82,8 @@ def router(context: Context) -> APIRouter:
                     "warehouse": site.settings.lake.warehouse,
                     "leader": asdict(operators.lead(conn)),
                     "workers": [asdict(each) for each in operators.workers(conn)],
-                    "tables_total": overview.count_tables(conn),
-                    "tables": overview.tables_page(conn, q or None, limit, offset),
+                    **{f"tables_{name}": number for name, number in overview.count_tables(conn, choice).items()},
+                    "tables": overview.tables_page(conn, choice, limit, offset),
                 }
             )
 
@@ -84,11 +91,13 @@ def router(context: Context) -> APIRouter:
     def tables(
         limit: Limit = 200,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-        q: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+        q: Search = None,
+        mode: TableMode = None,
+        attention: Attention = False,
     ) -> list[dict[str, Any]]:
         """One entry per table, by name."""
         with site.connect(autocommit=True) as conn:
-            return entries(overview.tables_page(conn, q or None, limit, offset))
+            return entries(overview.tables_page(conn, overview.Choice(q or None, mode, attention), limit, offset))
 
     _add_tables(read, context)
     _add_fleet(read, context)
@@ -101,23 +110,29 @@ def _add_tables(read: APIRouter, context: Context) -> None:
 
     @read.get("/tables/{table}", summary="One table in full")
     def table(table: TableId) -> dict[str, Any]:
-        """Registration, lines, partitions, pins, policy in force, pause, and what needs attention."""
+        """Registration, lines, partitions, pins, lake health, the last pass, policy in force, pause, problems."""
         record = context.table(table)
         state = site.reader.state(record.name)
         with site.connect(autocommit=True) as conn:
             held = operators.pauses(conn).get(record.table_id)
             status = collect_one(site, record.name)
             recent = overview.operations(conn, 20, table_id=record.table_id)
+            passes = overview.operations(conn, 1, table_id=record.table_id, kind="maintenance")
+            health = overview.lake_health(conn, record.table_id)
+            requests = overview.maintenance_requests(conn, record.table_id, 1)
         return entry(
             {
                 "table_id": record.table_id,
                 "status": status,
                 "registration": _registration(record),
                 "cutline": state.cutline,
-                "partitions": state.partitions,
+                "partitions": [_partition(record, each) for each in state.partitions],
                 "pins": state.pins,
                 "policy": neighbours.policy_of(site, record),
                 "pause": held,
+                "health": health,
+                "last_pass": passes[0] if passes else None,
+                "last_request": requests[0] if requests else None,
                 "operations": recent,
             }
         )
@@ -171,6 +186,13 @@ def _add_tables(read: APIRouter, context: Context) -> None:
                     break
         return {"snapshot": snapshot, "classes": classes, "files_with_deletes": vectors}
 
+    @read.get("/tables/{table}/maintenance", summary="Maintenance passes that were asked for")
+    def requested(table: TableId, limit: Limit = 20) -> list[dict[str, Any]]:
+        """Newest first: who asked, whether it waits or runs and how far it is, what it did."""
+        record = context.table(table)
+        with site.connect(autocommit=True) as conn:
+            return entries(overview.maintenance_requests(conn, record.table_id, limit))
+
     @read.get("/tables/{table}/policy", summary="The maintenance policy in force")
     def policy(table: TableId) -> list[dict[str, Any]]:
         """Every key with its value and where it comes from."""
@@ -199,9 +221,10 @@ def _add_fleet(read: APIRouter, context: Context) -> None:
     def series(
         metric: Annotated[str, Query(max_length=60)] = "delta_backlog",
         name: Annotated[str | None, Query(max_length=300, description="One table or slot")] = None,
+        most: Annotated[int | None, Query(ge=1, le=1000, description="Only so many, the largest last values")] = None,
     ) -> list[dict[str, Any]]:
         """A list of `{name, points}`; a point is `[seconds since 1970, value or null]`."""
-        return context.series.points(metric, name)
+        return context.series.points(metric, name, most)
 
     @read.get("/schema", summary="Columns of every registered table")
     def schema() -> list[dict[str, Any]]:
@@ -291,6 +314,15 @@ def _registration(record: TableRecord) -> dict[str, Any]:
         "numeric_as": record.numeric_as,
         "created_at": record.created_at,
         "frozen": record.frozen,
+    }
+
+
+def _partition(record: TableRecord, found: PartitionRecord) -> dict[str, Any]:
+    """A partition, its bounds also as people write them."""
+    return {
+        **asdict(found),
+        "lower_text": literal(record.axis, found.lower),
+        "upper_text": literal(record.axis, found.upper),
     }
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString
 
+from modak.catalog import operators
+from modak.catalog.read import CatalogReader
 from modak.catalog.write import CatalogWriter
 from modak.core.errors import Refused
 from modak.core.faults import reach
@@ -31,10 +33,12 @@ _CLAIM: LiteralString = """
         SELECT request_id FROM modak.maintenance_requests
         WHERE finished_at IS NULL AND (claimed_at IS NULL OR claimed_epoch IS DISTINCT FROM %(epoch)s)
             AND (%(table)s::bigint IS NULL OR table_id = %(table)s::bigint)
+            AND NOT EXISTS (SELECT FROM modak.pauses z WHERE z.table_id = maintenance_requests.table_id)
         ORDER BY requested_at LIMIT 1 FOR UPDATE SKIP LOCKED
     )
     RETURNING r.request_id, t.schema_name, t.table_name
 """
+_WAITING: LiteralString = "SELECT 1 FROM modak.maintenance_requests WHERE finished_at IS NULL LIMIT 1"
 _FINISH: LiteralString = """
     UPDATE modak.maintenance_requests
     SET finished_at = clock_timestamp(), outcome = %s, error = %s, op_id = %s
@@ -70,6 +74,9 @@ def file_request(site: Site, name: TableName) -> tuple[int, bool]:
     """Ask for a pass; the request's number, and whether one was waiting already."""
     reach("requests.before_file")
     with site.writer(None).step() as tx:
+        record = CatalogReader(tx.conn).table(name)
+        if record is not None:
+            operators.refuse_if_held(tx.conn, record.table_id)
         row = tx.conn.execute(_FILE, (name.schema, name.name)).fetchone()
     reach("requests.after_file")
     if row is None:
@@ -82,13 +89,19 @@ def file_request(site: Site, name: TableName) -> tuple[int, bool]:
 
 
 def claim(writer: CatalogWriter, table_id: int | None = None) -> Claimed | None:
-    """Take the oldest request that nobody works on, of one table or of any."""
+    """Take the oldest request that nobody works on, of one table or of any; a table held back keeps its own."""
     assert writer.epoch is not None
     reach("requests.before_claim")
     with writer.step() as tx:
         row = tx.conn.execute(_CLAIM, {"epoch": writer.epoch.number, "table": table_id}).fetchone()
     reach("requests.after_claim")
     return None if row is None else Claimed(int(row[0]), TableName(row[1], row[2]))
+
+
+def waiting(site: Site) -> bool:
+    """Whether any request has not been answered; looking costs less than a try to claim."""
+    with site.connect(autocommit=True) as conn:
+        return conn.execute(_WAITING).fetchone() is not None
 
 
 def tell(writer: CatalogWriter, request_id: int, progress: Mapping[str, Any]) -> None:

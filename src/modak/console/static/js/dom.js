@@ -25,10 +25,10 @@ function fill(node, given, children) {
 export const h = (tag, given, ...children) => fill(document.createElement(tag), given, children);
 export const s = (tag, given, ...children) => fill(document.createElementNS(SVG, tag), given, children);
 
-/** A table with a caption; a column is {title, cell(row) → node or text, number?, code?, small?}. */
+/** A table with a caption; a column is {title, cell(row) → node or text, number?, code?, wide?, extra?, long?}. */
 export function grid(caption, columns, rows, empty) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
-  const kind = (column) => [column.number && "number", column.code && "code", column.wide && "bar-cell", column.extra && "hide-small"].filter(Boolean).join(" ") || null;
+  const kind = (column) => [column.number && "number", column.code && "code", column.wide && "bar-cell", column.extra && "hide-small", column.long && "long"].filter(Boolean).join(" ") || null;
   return h("table", {},
     h("caption", {}, caption),
     h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: kind(column) }, column.title)))),

@@ -2,7 +2,7 @@
 
 import { h, settle, tell } from "./dom.js";
 import { Failure, session, signIn, signOut } from "./api.js";
-import { ago } from "./format.js";
+import { seconds } from "./format.js";
 import { entities } from "./pages/entities.js";
 import { errors } from "./pages/errors.js";
 import { fleet } from "./pages/fleet.js";
@@ -66,7 +66,7 @@ async function show() {
       if (turn !== shown) return;
       if (failure instanceof Failure && failure.status === 401) return door();
       heard(failure);
-      if (first) main.replaceChildren(h("h1", {}, page.title), h("p", { class: "bad" }, failure.message), failure.hint ? h("p", {}, failure.hint) : "");
+      if (first) main.replaceChildren(h("h1", {}, page.title), h("section", { class: "sheet" }, h("p", { class: "bad" }, failure.message), failure.hint ? h("p", {}, failure.hint) : ""));
     } finally {
       if (turn === shown) {
         main.setAttribute("aria-busy", "false");
@@ -85,14 +85,17 @@ let silentSince = null;
 
 function heard(failure) {
   const state = document.getElementById("state");
-  if (failure) {
-    silentSince ??= new Date().toISOString();
-    state.textContent = `No answer since ${ago(silentSince)}: ${failure.message}`;
+  // A refusal is an answer too: the page itself says what was refused.
+  if (failure && !(failure instanceof Failure)) {
+    silentSince ??= Date.now();
+    state.textContent = `No answer for ${seconds((Date.now() - silentSince) / 1000)}`;
+    state.title = failure.message;
     state.className = "state bad";
   } else {
     silentSince = null;
-    state.textContent = "Live";
-    state.className = "state good";
+    state.textContent = failure ? "Refused" : "Live";
+    state.title = failure?.message ?? "";
+    state.className = failure ? "state warn" : "state good";
   }
 }
 

@@ -5,6 +5,9 @@ import { columns } from "../charts.js";
 import { get } from "../api.js";
 import { bytes, count, seconds } from "../format.js";
 
+/** The schemas with most of something, as columns. */
+const largest = (schemas, name, empty) => columns([...schemas].sort((one, other) => other[name] - one[name]).slice(0, 6).map((one) => [one.name, one[name]]), `${name.replace("_", " ")} by schema`, empty);
+
 export const entities = {
   title: "Entities",
   every: 10,
@@ -14,12 +17,14 @@ export const entities = {
   },
   draw(found) {
     const lead = h("p", { class: "lead" }, "Changed entities are flushed into delta files; compaction folds them into the base.");
-    if (found.off) return [h("h1", {}, "Entities"), lead, h("p", { class: "empty" }, "No entity store is served. Set MODAK_ENTITIES_ENABLED=true.")];
+    if (found.off) return [h("h1", {}, "Entities"), lead, h("section", { class: "sheet" }, h("p", { class: "empty" }, "No entity store is served. Set ", h("code", {}, "MODAK_ENTITIES_ENABLED=true"), ", then start the worker again."))];
     const all = (name) => found.schemas.reduce((sum, one) => sum + Number(one[name] ?? 0), 0);
     return [
       h("h1", {}, "Entities"), lead,
       facts([["Schemas", count(found.schemas.length)], ["Rows waiting", count(all("dirty"))], ["Quarantined", count(all("quarantined")), all("quarantined") ? "warn" : "good"], ["Base", bytes(all("base_bytes"))], ["Delta", bytes(all("delta_bytes"))]]),
-      found.schemas.length ? sheet("Rows in base files", columns(found.schemas.slice(0, 12).map((one) => [one.name, one.base_rows]), "Base rows by schema")) : null,
+      found.schemas.length ? h("div", { class: "grid" },
+        sheet("Rows in base files", largest(found.schemas, "base_rows", "Nothing in base files yet.")),
+        sheet("Rows in delta files", largest(found.schemas, "delta_rows", "Everything is in the base."))) : null,
       sheet("Schemas", grid("One row a schema.", [
         { title: "Schema", cell: (one) => `${one.name} (${one.schema_id})` },
         { title: "Waiting", number: true, cell: (one) => count(one.dirty) }, { title: "Oldest", number: true, cell: (one) => seconds(one.oldest_seconds) },

@@ -1,7 +1,8 @@
-// What went wrong lately, and what to do about it.
+// What goes wrong now, what went wrong lately, and what to do about it.
 
-import { grid, h, sheet } from "../dom.js";
+import { badge, grid, h, sheet } from "../dom.js";
 import { get } from "../api.js";
+import { count, seconds } from "../format.js";
 import { trouble } from "./fleet.js";
 import { operationColumns } from "./operations.js";
 
@@ -20,22 +21,35 @@ export const errors = {
   title: "Errors",
   every: 5,
   load: async () => {
-    const [journal, overview] = await Promise.all([get("/operations?limit=100&failed=true"), get("/overview?limit=1000")]);
-    return { journal, tables: overview.tables.filter((one) => trouble(one).length) };
+    const [journal, overview] = await Promise.all([get("/operations?limit=100&failed=true"), get("/overview?limit=1000&attention=true")]);
+    const failing = overview.workers.flatMap((worker) => (worker.doing.failing ?? []).map((each) => ({ ...each, holder: worker.holder })));
+    return { journal, failing, tables: overview.tables };
   },
   draw(found) {
-    const columns = [...operationColumns(true), { title: "What to do", cell: (one) => advice(one.error) }];
+    const columns = [...operationColumns(true).filter((one) => one.title !== "Counted" && one.title !== "Epoch"), { title: "What to do", long: true, cell: (one) => advice(one.error) }];
     return [
       h("h1", {}, "Errors"),
       h("p", { class: "lead" }, "An error stops one table, never the others, and loses nothing: what was not committed is cleaned up and planned anew."),
+      sheet("Failing now", grid("Work that has failed and waits for its next try.", FAILING, found.failing, "Nothing fails now.")),
       sheet("Tables that need attention", grid("As they are now.", [
         { title: "Table", cell: (one) => h("a", { href: `#/table/${one.table_id}` }, one.table) },
-        { title: "What", cell: (one) => h("ul", {}, trouble(one).map((each) => h("li", {}, each))) },
-        { title: "What to do", cell: (one) => advice(trouble(one).join(" ")) },
+        { title: "What", long: true, cell: (one) => listed(trouble(one).map((each) => each.text)) },
+        { title: "What to do", long: true, cell: (one) => listed([...new Set(trouble(one).map((each) => each.hint || advice(each.text)))]) },
       ], found.tables, "Every table is well.")),
       sheet("Operations that failed", grid("Newest first.", columns, found.journal, "No operation has failed.")),
     ];
   },
 };
+
+const FAILING = [
+  { title: "Work", cell: (one) => `${one.kind} ${one.table}`.trim() },
+  { title: "Code", code: true, cell: (one) => one.code },
+  { title: "What", long: true, cell: (one) => h("span", { class: "bad" }, one.message || "It crashed; the log has the details.") },
+  { title: "What to do", long: true, cell: (one) => one.hint || advice(`${one.code} ${one.message}`) },
+  { title: "Failed", number: true, cell: (one) => (one.times === 1 ? "once" : `${count(one.times)} times`) },
+  { title: "Again", cell: (one) => badge(one.again_in_seconds > 0 ? `in ${seconds(one.again_in_seconds)}` : "now", "warn") },
+];
+
+const listed = (texts) => (texts.length === 1 ? texts[0] : h("ul", {}, texts.map((each) => h("li", {}, each))));
 
 const advice = (text) => HELP.find(([speaksOf]) => speaksOf.test(text ?? ""))?.[1] ?? "Nothing to do now; if it comes again, modak-worker status --table says more.";

@@ -15,7 +15,7 @@ export const measurements = {
   },
   draw(found, { who, again }) {
     const lead = h("p", { class: "lead" }, "Many small files of a time window become few large sorted ones.");
-    if (found.off) return [h("h1", {}, "Measurements"), lead, h("p", { class: "empty" }, "No measurement store is served. Set MODAK_MEASUREMENTS_ENABLED=true.")];
+    if (found.off) return [h("h1", {}, "Measurements"), lead, h("section", { class: "sheet" }, h("p", { class: "empty" }, "No measurement store is served. Set ", h("code", {}, "MODAK_MEASUREMENTS_ENABLED=true"), " and ", h("code", {}, "MODAK_MEASUREMENTS_ROOT"), ", then start the worker again."))];
     const kinds = {};
     for (const one of found.store.measurements) for (const [tier, files] of Object.entries(one.files)) kinds[tier] = (kinds[tier] ?? 0) + files;
     return [
@@ -26,14 +26,16 @@ export const measurements = {
         ["Readers", count(found.store.readers)], ["Jobs held", count(Object.values(found.store.jobs).reduce((all, one) => all + one, 0))],
       ]),
       who.scope === "read" ? null : h("div", { class: "row" }, h("button", { type: "button", onclick: () => compact(again) }, "Compact now")),
-      sheet("Files by tier", columns(Object.entries(kinds).sort(), "Files by tier")),
+      h("div", { class: "grid" },
+        sheet("Files by tier", columns(Object.entries(kinds).sort(), "Files by tier", "The store is empty.")),
+        sheet("Files merged by the last cycles", columns(found.history.slice(0, 8).reverse().map((one) => [`cycle ${one.cycle_id}`, of(one, "files")]), "Files merged by the last cycles", "No cycle has merged anything yet."))),
       sheet("Measurements", grid("Due: partitions that qualify now, by tier.", [
         { title: "Database", cell: (one) => one.database }, { title: "Measurement", cell: (one) => one.measurement },
         { title: "Files", number: true, cell: (one) => count(Object.values(one.files).reduce((all, each) => all + each, 0)) },
         { title: "Size", number: true, cell: (one) => bytes(one.bytes) }, { title: "Windows", number: true, extra: true, cell: (one) => count(one.windows) },
         { title: "Due", cell: (one) => Object.entries(one.candidates).filter(([, n]) => n).map(([tier, n]) => `${tier} ${count(n)}`).join(", ") || nothing },
         { title: "Left aside", number: true, cell: (one) => (one.set_aside ? h("span", { class: "warn" }, count(one.set_aside)) : "0") },
-      ], found.store.measurements, "The store is empty. Try: modak-worker measurements generate")),
+      ], found.store.measurements, ["The store is empty. Try ", h("code", {}, "modak-worker measurements generate")])),
       found.store.problems.length ? sheet("Look at", h("ul", {}, found.store.problems.map((each) => h("li", { class: "warn" }, each)))) : null,
       sheet("Jobs", grid("As the manifests in the store tell.", [
         { title: "Job", code: true, cell: (one) => one.job }, { title: "State", cell: (one) => badge(one.status, one.status === "committed" ? "good" : null) },
@@ -47,13 +49,13 @@ export const measurements = {
 
 const of = (cycle, name) => (cycle.jobs ?? []).reduce((all, job) => all + Number(job[name] ?? 0), 0);
 const HISTORY = [
-  { title: "Cycle", number: true, cell: (one) => count(one.cycle_id ?? one.cycle ?? one.number) },
-  { title: "Began", cell: (one) => ago(one.started_at ?? one.began) },
+  { title: "Cycle", number: true, cell: (one) => count(one.cycle_id) },
+  { title: "Began", cell: (one) => ago(one.started_at) },
   { title: "Jobs", number: true, cell: (one) => count((one.jobs ?? []).length) },
   { title: "Files", number: true, cell: (one) => count(of(one, "files")) },
   { title: "Before", number: true, cell: (one) => bytes(of(one, "bytes_before")) },
   { title: "After", number: true, cell: (one) => bytes(of(one, "bytes_after")) },
-  { title: "Took", number: true, cell: (one) => seconds(one.seconds ?? of(one, "seconds")) },
+  { title: "Took", number: true, cell: (one) => seconds(one.seconds) },
   { title: "Errors", cell: (one) => { const failed = (one.jobs ?? []).filter((job) => job.error); return failed.length ? h("span", { class: "bad" }, failed[0].error) : ""; } },
 ];
 

@@ -8,9 +8,10 @@ export const sql = {
   title: "SQL",
   every: 0,
   load: () => get("/schema"),
-  draw(tables) {
+  draw(tables, { who }) {
     const first = tables[0]?.table;
-    const text = h("textarea", { id: "query", spellcheck: "false", autocomplete: "off", "aria-describedby": "query-help" }, first ? `SELECT count(*) FROM ${first}` : "SELECT 1");
+    const before = sessionStorage.getItem("modak-query");
+    const text = h("textarea", { id: "query", spellcheck: "false", autocomplete: "off", "aria-describedby": "query-help" }, before ?? (first ? `SELECT count(*) FROM ${first}` : "SELECT 1"));
     const place = h("div", { "aria-live": "polite" });
     const run = h("button", { type: "button", class: "main", onclick: () => ask("/query", answer) }, "Run");
     const explain = h("button", { type: "button", onclick: () => ask("/explain", routes) }, "Explain");
@@ -18,11 +19,12 @@ export const sql = {
 
     async function ask(path, show) {
       run.disabled = explain.disabled = true;
-      place.replaceChildren(h("p", { class: "soft" }, "Asking heap and lake …"));
+      sessionStorage.setItem("modak-query", text.value);
+      place.replaceChildren(h("section", { class: "sheet" }, h("p", { class: "soft" }, "Asking heap and lake …")));
       try {
         place.replaceChildren(...[show(await send("POST", path, { sql: text.value }))].flat());
       } catch (failure) {
-        place.replaceChildren(h("p", { class: "bad" }, failure.message), failure.hint ? h("p", {}, failure.hint) : "");
+        place.replaceChildren(h("section", { class: "sheet" }, h("p", { class: "bad" }, failure.message), failure.hint ? h("p", {}, failure.hint) : ""));
       } finally {
         run.disabled = explain.disabled = false;
       }
@@ -30,8 +32,8 @@ export const sql = {
 
     return [
       h("h1", {}, "SQL"),
-      h("p", { class: "lead", id: "query-help" }, "Spark SQL over registered tables, all read at one moment. Ctrl-Enter runs. Only queries are allowed."),
-      h("section", { class: "sheet", "aria-label": "Query" }, h("label", { for: "query" }, "Query"), text, h("p", {}), h("div", { class: "row" }, run, explain)),
+      h("p", { class: "lead", id: "query-help" }, `Spark SQL over registered tables, all read at one moment. Only queries, at most ${count(who.limits.rows)} rows and ${seconds(who.limits.seconds)}. Ctrl-Enter runs.`),
+      h("section", { class: "sheet", "aria-label": "Query" }, h("label", { for: "query" }, "Query"), text, h("div", { class: "row" }, run, explain)),
       place,
       sheet("Tables", tables.length ? tables.map((one) => h("details", {}, h("summary", {}, one.table),
         grid(`Key ${one.pk_columns.join(", ")}, tier key ${one.tier_key}.`, [{ title: "Column", code: true, cell: (column) => column.name }, { title: "Type", code: true, cell: (column) => column.type }], one.columns, "No columns."))) : h("p", { class: "empty" }, "No table is registered.")),
@@ -41,7 +43,7 @@ export const sql = {
 
 function answer(found) {
   const columns = found.columns.map((column, place) => ({ title: `${column.name} (${column.type})`, code: true, cell: (row) => (row[place] === null ? h("span", { class: "soft" }, "NULL") : row[place]) }));
-  return sheet("Answer", grid(`${count(found.rows.length)} rows in ${seconds(found.seconds)}${found.truncated ? ", more were left out" : ""}.`, columns, found.rows, `No rows, in ${seconds(found.seconds)}.`));
+  return sheet("Answer", grid(`${count(found.rows.length)} ${found.rows.length === 1 ? "row" : "rows"} in ${seconds(found.seconds)}${found.truncated ? ", more were left out" : ""}.`, columns, found.rows, `No rows, in ${seconds(found.seconds)}.`));
 }
 
 function routes(found) {
