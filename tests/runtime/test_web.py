@@ -203,6 +203,24 @@ def test_settings_and_profiles_show_no_secret(bare: Callable[..., Context], monk
     assert not [secret for secret in ("secret-of-the-test", "key-of-the-test", "hidden-one") if secret in text]
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"s3.secret-access-key": "hunter2"}, "MODAK_CREDENTIALS_"),
+        ({"colour": "red"}, "s3.endpoint"),
+        ({"s3.endpoint": "a\0b"}, "no text"),
+    ],
+)
+def test_a_profile_with_a_secret_or_a_strange_property_is_refused(
+    api: TestClient, config: dict[str, str], says: str
+) -> None:
+    answer = api.post("/api/v1/storage-profiles", json={"name": "x", "warehouse": "s3://b/w", "config": config})
+    assert answer.status_code == 400
+    assert says in answer.text
+    assert "hunter2" not in answer.text
+    assert "hunter2" not in api.get("/api/v1/storage-profiles").text
+
+
 def test_the_probes_tell_the_truth(api: TestClient) -> None:
     context: Context = api.app.state.context  # type: ignore[attr-defined]
     assert api.get("/readyz").json() == {"status": "ok", "reasons": []}

@@ -8,6 +8,7 @@ from typing import Any
 from modak.catalog import profiles
 from modak.catalog.records import TableRecord
 from modak.tables.maintenance import policy
+from modak.tables.profiles import place_of, properties_of
 from modak.tables.site import Site
 
 
@@ -28,9 +29,9 @@ def create_profile(
     site: Site, name: str, warehouse: str, config: Mapping[str, str], credentials: str | None, *, default: bool
 ) -> None:
     """Write a storage profile down; the same again is no change, a different one is refused."""
+    root, properties = place_of(warehouse), properties_of(config)
     with site.connect() as conn:
-        profiles.create(conn, name, warehouse, config=dict(config), credentials=credentials, default=default)
-        conn.commit()
+        profiles.create(conn, name, root, config=properties, credentials=credentials, default=default)
 
 
 def _shown(found: policy.Policy) -> list[dict[str, Any]]:

@@ -7,16 +7,57 @@ that the settings hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from modak.catalog.records import Profile
 from modak.config import Settings
-from modak.core.errors import Refused
+from modak.config.pairs import Malformed, Pairs
+from modak.config.places import read_warehouse
+from modak.core.errors import Refused, UsageError
 from modak.storage.access import Key
 from modak.storage.uri import normal
 
 PREFIXES = ("s3.", "client.", "gcs.", "adls.", "io.")
 """What a profile's config may set: properties of Iceberg's file IO."""
+_SHORT = {
+    "endpoint": "s3.endpoint",
+    "region": "client.region",
+    "path-style": "s3.path-style-access",
+}
+"""Short names for what nearly every S3-compatible server needs."""
+
+
+def place_of(text: str) -> str:
+    """A warehouse as the catalog keeps it."""
+    try:
+        return read_warehouse(text)
+    except Malformed as error:
+        # What comes before an @ may be a secret.
+        shown = "" if "@" in text else f" {text!r}"
+        raise UsageError(
+            "usage.warehouse",
+            f"The warehouse{shown} is not a place for a lake{f': {error}' if str(error) else ''}.",
+            hint="As --warehouse use a folder, s3://, gs:// or abfs://.",
+        ) from None
+
+
+def properties_of(given: Mapping[str, str]) -> dict[str, str]:
+    """A profile's config as the catalog keeps it: only properties of the file IO, and no secret."""
+    found = Pairs({_SHORT.get(key, key): value for key, value in given.items()})
+    for key in found:
+        if "\0" in found[key] or not key.startswith(PREFIXES):
+            raise UsageError(
+                "usage.config",
+                f"The config {key!r} is no property of Iceberg's file IO, or its value is no text.",
+                hint=f"They begin with {', '.join(PREFIXES)}: for instance s3.endpoint.",
+            )
+        if found.hides(key):
+            raise UsageError(
+                "usage.config",
+                f"The config {key!r} looks like a secret, and the catalog keeps none.",
+                hint=f"Put {key}=… into MODAK_CREDENTIALS_<REF> and name the reference with --credentials.",
+            )
+    return dict(found)
 
 
 def key_of(settings: Settings, profile: Profile) -> Key:

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 FORMATS = ("iceberg",)
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_SHORT = {
-    "endpoint": "s3.endpoint",
-    "region": "client.region",
-    "path-style": "s3.path-style-access",
-}
-"""Short names for what nearly every S3-compatible server needs."""
 
 
 def profile_list(json: JsonOption = False) -> None:
@@ -82,7 +76,9 @@ def profile_create(
             "--credentials takes the name of a reference, never a key.",
             hint="Put the key into MODAK_CREDENTIALS_ANALYTICS and write --credentials analytics.",
         )
-    root, pairs = _warehouse(warehouse), _config(config)
+    from modak.tables.profiles import place_of, properties_of
+
+    root, pairs = place_of(warehouse), properties_of(_config(config))
     with opened() as site:
         from modak.catalog import profiles
 
@@ -144,42 +140,11 @@ def _entry(site: Site, profile: Profile) -> dict[str, object]:
     }
 
 
-def _warehouse(text: str) -> str:
-    from modak.config.pairs import Malformed
-    from modak.config.places import read_warehouse
-
-    try:
-        return read_warehouse(text)
-    except Malformed as error:
-        # What comes before an @ may be a secret.
-        shown = "" if "@" in text else f" {text!r}"
-        raise UsageError(
-            "usage.warehouse",
-            f"--warehouse{shown} is not a place for a lake{f': {error}' if str(error) else ''}.",
-            hint="Use a folder, s3://, gs:// or abfs://.",
-        ) from None
-
-
 def _config(text: str | None) -> dict[str, str]:
-    from modak.config.pairs import Malformed, Pairs, read_pairs
-    from modak.tables.profiles import PREFIXES
+    from modak.config.pairs import Malformed, read_pairs
 
     try:
-        pairs = Pairs({_SHORT.get(key, key): value for key, value in read_pairs(text or "").items()})
+        return read_pairs(text or "")
     except Malformed as error:
         hint = "For instance --config 's3.endpoint=http://minio:9000;s3.path-style-access=true'."
         raise UsageError(error_code("--config"), f"--config: {error}.", hint=hint) from None
-    for key in pairs:
-        if pairs.hides(key):
-            raise UsageError(
-                error_code("--config"),
-                f"--config {key} looks like a secret, and the catalog keeps none.",
-                hint=f"Put {key}=… into MODAK_CREDENTIALS_<REF> and name the reference with --credentials.",
-            )
-        if not key.startswith(PREFIXES):
-            raise UsageError(
-                error_code("--config"),
-                f"--config {key} is no property of Iceberg's file IO.",
-                hint=f"They begin with {', '.join(PREFIXES)}: for instance s3.endpoint.",
-            )
-    return dict(pairs)
