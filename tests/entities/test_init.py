@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from modak.core import faults
 from modak.core.errors import Conflict, Refused
 from modak.core.faults import Fault, InjectedFault
+from modak.entities.config import CDCConfig
 from modak.entities.flushing import flush
 from modak.entities.initial import init
 from modak.entities.lock import schema_lock
-from modak.entities.plan import KeyRange
-from modak.entities.rows import Dirty, Live, Source, rows_of
+from modak.entities.plan import KeyRange, init_lanes
+from modak.entities.rows import Dirty, Lanes, Live, Source, rows_of
 from modak.entities.snapshot import holding
+from modak.entities.store import Crew
 from modak.entities.tables import check
+from modak.entities.verifying import verify
 from tests.entities.test_flush import at
 from tests.entities.world import SCHEMA, World, changed, key, registry
 
@@ -130,6 +136,65 @@ def test_more_attributes_than_memory_may_hold_are_pivoted_in_halves(world: World
         parts = list(rows_of(source, Live(KeyRange()), limit=2_000))
     assert len(parts) > 3
     assert [row for part in parts for row in part.table.to_pylist()] == whole.table.to_pylist()
+
+
+def spread_over_pages(world: World) -> int:
+    """Entities and attributes on several pages of their tables, not in the same order; how many entities."""
+    world.sql(
+        "INSERT INTO entity_main (ltbase_schema_id, ltbase_row_id, text_01, ltbase_created_at, ltbase_updated_at)"
+        " SELECT 7, md5(i::text)::uuid, 'row ' || i, 1, i FROM generate_series(1, 500) i"
+    )
+    world.sql(
+        "INSERT INTO eav_data SELECT 7, md5(i::text)::uuid, 4, '', NULL, mod(i, 100) FROM generate_series(1, 500, 2) i"
+    )
+    world.sql(
+        "INSERT INTO eav_data SELECT 7, md5(i::text)::uuid, 5, n::text, 'tag ' || n, NULL"
+        " FROM generate_series(500, 1, -1) i, generate_series(0, mod(i, 3)) n"
+    )
+    return 500
+
+
+@pytest.mark.parametrize("pages", [0, 2, 5, 4_000])
+def test_tables_read_in_lanes_give_the_same_rows(world: World, pages: int) -> None:
+    spread_over_pages(world)
+    with world.connect() as conn:
+        installed = check(conn, world.store.tables)
+    with holding(world.store, installed) as snapshot:
+        source = Source(world.store.address, snapshot.id, world.store.tables, world.schema)
+        (whole,) = rows_of(source, Live(KeyRange()))
+        (lanes,) = rows_of(replace(source, lanes=Lanes(3, pages, pages)), Live(KeyRange()))
+        halves = list(rows_of(replace(source, lanes=Lanes(3, pages, pages)), Live(KeyRange()), limit=4_000))
+    assert lanes.table.to_pylist() == whole.table.to_pylist()
+    assert len(halves) > 1
+    assert [row for part in halves for row in part.table.to_pylist()] == whole.table.to_pylist()
+
+
+def test_an_init_of_one_task_writes_a_file_for_each_lane(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = spread_over_pages(world)
+    monkeypatch.setattr("modak.entities.initial.init_lanes", lambda *_: 3)
+    monkeypatch.setattr(Crew, "threads", 3)
+    world.crew = Crew(driver_rows=0)
+    report = init(world.store, SCHEMA)
+    assert (report.rows, report.files) == (count, 3)
+    entries = sorted(world.manifest.base, key=lambda entry: entry.min_row_id)
+    assert all(before.max_row_id < after.min_row_id for before, after in pairwise(entries))
+    assert len(world.read()) == count
+    assert verify(world.store, SCHEMA).sound
+    # Where one lane fails, no file of the others stays.
+    left = set(world.paths())
+    faults.arm(Fault("entities.uploaded", after=1))
+    with pytest.raises(InjectedFault):
+        init(world.store, SCHEMA, replace_delta=True)
+    faults.arm(None)
+    assert set(world.paths()) == left
+
+
+def test_when_one_task_reads_alone() -> None:
+    config = CDCConfig()
+    assert init_lanes(config, 1_000_000, 2) == 2
+    assert init_lanes(config, 1_100_000, 2) == 1
+    assert init_lanes(config, 30_000, 2) == 1
+    assert init_lanes(replace(config, target_file_size_mb=0), 1_000_000, 2) == 1
 
 
 def test_a_rebound_attribute_needs_an_init(world: World) -> None:

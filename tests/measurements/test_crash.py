@@ -236,6 +236,18 @@ def settled_by_others(objects: Objects, root: Path, expected: Rows) -> None:
         assert run(root=root, objects=objects) == 0
         assert all_rows(state) == expected
         time.sleep(0.6)
+    # Whoever was killed between the last delete and telling of it is told for by the next.
+    assert run(root=root, objects=objects) == 0
+    assert known_to_the_cluster(root / "temp" / ".completion" / "pending") == set(data_files(objects))
+
+
+def known_to_the_cluster(pending: Path) -> set[str]:
+    """The files in the cluster's table once all completions are handed over: what was made and is not merged since."""
+    told = [each for path in pending_completions(pending) if (each := read_completion(path)) is not None]
+    assert CompletionState.OUTPUT_WRITTEN not in {each.state for each in told}
+    made = {output.path for each in told for output in each.outputs}
+    gone = {path for each in told if each.state is CompletionState.SOURCES_DELETED for path in each.deleted_sources}
+    return made - gone
 
 
 @pytest.mark.parametrize("after", [0, pytest.param(3, marks=pytest.mark.full)])

@@ -7,7 +7,7 @@ quarantine, until they or the registry change. A batch of ids is held in memory,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -31,10 +31,13 @@ _SELECT = """
 SELECT row_id, changed_at FROM {log} WHERE schema_id = %(schema)s AND flushed_at = 0
 ORDER BY changed_at, row_id LIMIT %(limit)s
 """
-_SELECT_FIT = """
-SELECT c.row_id::text, c.xmin::text, c.changed_at FROM {log} c
-WHERE c.schema_id = %(schema)s AND c.flushed_at = 0 AND {fit}
-ORDER BY c.changed_at, c.row_id LIMIT %(limit)s
+# Rows of a part as two lists: a hundred thousand rows one by one would cost more than their export.
+_SELECT_PARTS = """
+SELECT string_agg(row_id::text, ',' ORDER BY row_id), string_agg(xmin::text, ',' ORDER BY row_id), count(*) FROM (
+    SELECT c.row_id, c.xmin, (row_number() OVER (ORDER BY c.changed_at, c.row_id) - 1) / %(rows)s AS part FROM {log} c
+    WHERE c.schema_id = %(schema)s AND c.flushed_at = 0 AND {fit}
+    ORDER BY c.changed_at, c.row_id LIMIT %(limit)s
+) AS oldest GROUP BY part ORDER BY part
 """
 _DIRTY_SCHEMAS = """
 WITH RECURSIVE found(schema_id) AS (
@@ -71,8 +74,8 @@ SELECT {answer} FROM marked
 """
 _DIRTY_SLOT = "c.schema_id = %(schema)s AND c.flushed_at = 0"
 _EXPORTED = f"""
-JOIN unnest(%(rows)s::uuid[], %(versions)s::text[]) AS e(row_id, version)
-ON e.row_id = c.row_id AND e.version = c.xmin::text WHERE {_DIRTY_SLOT}
+JOIN unnest(%(rows)s::uuid[], %(versions)s::text[]::xid[]) AS e(row_id, version)
+ON e.row_id = c.row_id AND e.version = c.xmin WHERE {_DIRTY_SLOT}
 """
 _LISTED = f"JOIN unnest(%(rows)s::uuid[]) AS e(row_id) ON e.row_id = c.row_id WHERE {_DIRTY_SLOT} AND {{stamped}}"
 _STAMPED = "c.changed_at <= %(snapshot)s"
@@ -118,12 +121,22 @@ WHERE {_DIRTY_SLOT} AND (c.xmin = pg_current_xact_id()::xid OR {_VISIBLE})
 
 
 @dataclass(frozen=True, slots=True)
-class Dirty:
-    """One version of a row's dirty slot."""
+class Part:
+    """Dirty rows that go into one file: their ids in order and the version of each slot, with commas between them."""
 
-    row_id: str
-    version: str
-    changed_at: int
+    row_ids: str
+    versions: str
+    count: int
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """The version of each row."""
+        return dict(zip(self.row_ids.split(","), self.versions.split(","), strict=True))
+
+    def without(self, row_ids: Set[str]) -> Part:
+        """The same rows but for some."""
+        kept = {row_id: version for row_id, version in self.slots.items() if row_id not in row_ids}
+        return Part(",".join(kept), ",".join(kept.values()), len(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,17 +215,17 @@ class ChangeLog:
         row = conn.execute(self._sql(_FIT_STATS), self._names).fetchone()
         return (int(row[0]), int(row[1])) if row else (0, 0)
 
-    def batch(self, conn: psycopg.Connection[Any], limit: int) -> list[Dirty]:
-        """The longest-dirty rows with the version of each, as the connection's snapshot sees them."""
-        rows = conn.execute(self._sql(_SELECT_FIT), {**self._names, "limit": limit})
-        return [Dirty(*row) for row in rows.fetchall()]
+    def batch(self, conn: psycopg.Connection[Any], limit: int, part_rows: int) -> list[Part]:
+        """The longest-dirty rows as the connection's snapshot sees them, in parts of at most so many."""
+        rows = conn.execute(self._sql(_SELECT_PARTS), {**self._names, "limit": limit, "rows": part_rows})
+        return [Part(*row) for row in rows.fetchall()]
 
-    def mark(self, conn: psycopg.Connection[Any], exported: Sequence[Dirty], now: int) -> int:
+    def mark(self, conn: psycopg.Connection[Any], exported: Part, now: int) -> int:
         """Mark exactly the versions that were exported, as `mark_flushed_ids_at_snapshot` does; how many there were."""
         names = {
             **self._names,
-            "rows": _array(each.row_id for each in exported),
-            "versions": _array(each.version for each in exported),
+            "rows": f"{{{exported.row_ids}}}",
+            "versions": f"{{{exported.versions}}}",
             "now": now,
         }
         row = conn.execute(_mark(self._tables, _EXPORTED, "count(*)"), names).fetchone()
@@ -285,11 +298,6 @@ def _top(conn: psycopg.Connection[Any]) -> int:
 def dirty_schemas(conn: psycopg.Connection[Any], tables: EntityTables) -> list[int]:
     """The schemas that have dirty rows; the index is hopped through, not read."""
     return [int(row[0]) for row in conn.execute(_composed(_DIRTY_SCHEMAS, tables))]
-
-
-def _array(plain: Iterable[str]) -> str:
-    """Ids or numbers as an array in Postgres's own words: the driver would look at each of them, and they are many."""
-    return "{" + ",".join(plain) + "}"
 
 
 def _mark(tables: EntityTables, chosen: str, answer: str) -> sql.Composed:

@@ -8,7 +8,10 @@ final paths, one after the other. Memory in a task is that of one pivot (`rows.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import structlog
@@ -25,11 +28,14 @@ from modak.entities.manifest import ManifestEntry, stored
 from modak.entities.paths import NO_KEY, build_base_path, build_base_temp_path, build_delta_path, build_temp_path, uuid7
 from modak.entities.plan import KeyRange
 from modak.entities.registry import EntitySchema
-from modak.entities.rows import Keys, Listed, Live, Source, rows_of
+from modak.entities.rows import Keys, Lanes, Listed, Live, Source, rows_of
 from modak.entities.store import EntityStore
 from modak.entities.tables import EntityTables
 from modak.entities.types import file_schema
 from modak.storage.objects import Objects
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = structlog.get_logger()
 
@@ -51,6 +57,7 @@ class Export:
     """What the one file of the share is called, where the driver wants to know it beforehand."""
     target_bytes: int | None = None
     target_rows: int | None = None
+    lanes: Lanes = field(default_factory=Lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +75,59 @@ class Exported:
 
 def export_share(share: Export) -> Exported:
     """Inside a task: read, pivot and write the rows of some keys."""
-    build = build_base_temp_path if isinstance(share.keys, Live) else build_temp_path
-    clock = SystemClock()
-    source = Source(share.address, share.snapshot, share.tables, share.schema, share.timeout_seconds)
+    source = Source(share.address, share.snapshot, share.tables, share.schema, share.timeout_seconds, share.lanes)
     reach("entities.share_started")
     unfit: list[Unfit] = []
-    with Writer(
+    if share.lanes.count > 1:
+        drafts = _in_lanes(share, source, unfit)
+    else:
+        with _writer(share) as writer:
+            for rows in rows_of(source, share.keys):
+                unfit += rows.unfit
+                writer.write(rows.fit())
+            drafts = writer.close()
+            reach("entities.share_written")
+    return Exported(tuple(drafts), tuple(unfit))
+
+
+def _in_lanes(share: Export, source: Source, unfit: list[Unfit]) -> list[Draft]:
+    """Each portion as so many files at once, cut where the keys are."""
+    drafts: list[Draft] = []
+
+    def written(part: pa.Table) -> list[Draft]:
+        with _writer(share) as writer:
+            writer.write(part)
+            return writer.close()
+
+    try:
+        with ThreadPoolExecutor(share.lanes.count) as pool:
+            for rows in rows_of(source, share.keys):
+                unfit += rows.unfit
+                fit = rows.fit()
+                edges = [fit.num_rows * lane // share.lanes.count for lane in range(share.lanes.count + 1)]
+                parts = [pool.submit(written, fit.slice(low, high - low)) for low, high in pairwise(edges)]
+                wait(parts)
+                drafts += [draft for part in parts if part.exception() is None for draft in part.result()]
+                for part in parts:
+                    part.result()
+        reach("entities.share_written")
+    except BaseException:
+        share.objects.delete([draft.tmp for draft in drafts])
+        raise
+    return drafts
+
+
+def _writer(share: Export) -> Writer:
+    build = build_base_temp_path if isinstance(share.keys, Live) else build_temp_path
+    clock = SystemClock()
+    return Writer(
         share.objects,
         file_schema(share.schema),
         lambda: build(share.prefix, share.schema.schema_id, share.file_id or uuid7(clock)),
         share.compression,
         target_bytes=share.target_bytes,
         target_rows=share.target_rows,
-    ) as writer:
-        for rows in rows_of(source, share.keys):
-            unfit += rows.unfit
-            writer.write(rows.fit())
-        drafts = writer.close()
-        reach("entities.share_written")
-    return Exported(tuple(drafts), tuple(unfit))
+    )
 
 
 class SnapshotExporter:
@@ -102,7 +143,7 @@ class SnapshotExporter:
 
     def export_snapshot_to_tmp(self, schema_id: int, snapshot: str, row_ids: Sequence[UUID | str]) -> Exported:
         """Export dirty rows, as an exported Postgres snapshot sees them, to a delta file under its temporary path."""
-        return export_share(self._share(schema_id, snapshot, Listed(tuple(map(str, row_ids)))))
+        return export_share(self._share(schema_id, snapshot, Listed(",".join(map(str, row_ids)))))
 
     def export_base_file_to_tmp(
         self, schema_id: int, snapshot: str, lower: UUID | str | None = None, upper: UUID | str | None = None

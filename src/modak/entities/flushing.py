@@ -3,13 +3,14 @@
 Per schema, under its lock: count, decide, and drain batch after batch. A batch is the longest-dirty rows as one
 snapshot sees them; the manifest is read before that snapshot, so that a flush which comes late finds that another one
 was faster. Exported files are listed, and only then exactly the exported versions are marked. A crash anywhere leaves
-rows dirty, so the next run exports them again: later listed, they win. Memory: the ids of one batch.
+rows dirty, so the next run exports them again: later listed, they win. Memory: the ids of one batch, as text.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from modak.core.clock import Clock
 from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.entities.address import address_of
-from modak.entities.changelog import ChangeLog, Dirty, Unfit, dirty_schemas
+from modak.entities.changelog import ChangeLog, Part, Unfit, dirty_schemas
 from modak.entities.clients import S3ObjectClient, remove_quietly
 from modak.entities.config import CDCConfig, CompactionConfig
 from modak.entities.evolution import check_evolution
@@ -28,7 +29,7 @@ from modak.entities.lock import SchemaLock, schema_lock
 from modak.entities.manifest import Manifest, ManifestEntry, listing_deltas
 from modak.entities.manifests import Held, lost
 from modak.entities.paths import build_temp_path, uuid7
-from modak.entities.plan import FlushDecision, chunks, plan_flush
+from modak.entities.plan import FlushDecision, plan_flush
 from modak.entities.registry import EntitySchema, Registry
 from modak.entities.rows import Listed
 from modak.entities.snapshot import Snapshot, holding
@@ -133,9 +134,9 @@ def flush_schema(store: EntityStore, installed: Installed, schema: EntitySchema)
         if lock is None:
             log.info("entities.flush_skipped", schema=schema.schema_id, because="somebody else works on it")
             return FlushReport(schema.schema_id, skipped=True)
-        first = decision = _decide(store, schema)
-        report = FlushReport(schema.schema_id, first)
-        left = store.config.max_batch_size
+        decision = _decide(store, schema)
+        report = FlushReport(schema.schema_id, decision)
+        waiting, left = decision.dirty, store.config.max_batch_size
         while decision.flush and left > 0:
             done = _flush_batch(store, installed, schema, lock, min(store.config.batch_size, left))
             report = replace(
@@ -147,8 +148,9 @@ def flush_schema(store: EntityStore, installed: Installed, schema: EntitySchema)
                 unfit=(*report.unfit, *done.unfit),
             )
             left -= done.rows
-            if not done.marked and not done.unfit:
-                # Every row of the batch has changed meanwhile; the next pass takes them, this one must not spin.
+            waiting -= done.marked + len(done.unfit)
+            if waiting <= 0 or not (done.marked or done.unfit):
+                # All is done, or every row of the batch has changed meanwhile: the next pass takes what changes now.
                 break
             decision = _decide(store, schema)
     return report
@@ -185,13 +187,12 @@ def _try_batch(store: EntityStore, installed: Installed, schema: EntitySchema, l
         reach("flush.snapshot_taken")
         if held.meta is None and changes.ever_flushed(snapshot.conn):
             raise lost(store.manifests.key(schema.schema_id), schema.schema_id)
-        batch = changes.batch(snapshot.conn, limit)
-        parts = chunks(batch, store.config.chunk_rows)
+        parts = changes.batch(snapshot.conn, limit, store.config.chunk_rows)
         exported = _export(store, schema, snapshot, parts)
         snapshot.check()
     unfit = tuple(each for share in exported for each in share.unfit)
     if unfit:
-        _put_aside(store, changes, batch, unfit)
+        _put_aside(store, changes, parts, unfit)
     landed = land_deltas(store, schema, [draft for share in exported for draft in share.drafts])
     manifest = _publish(store, held, landed, lock) if landed.entries else held.manifest
     published = _published(parts, exported, len(landed.entries))
@@ -211,20 +212,18 @@ def _try_batch(store: EntityStore, installed: Installed, schema: EntitySchema, l
     return _Batch(rows, len(landed.entries), sum(entry.size_bytes for entry in landed.entries), marked, unfit)
 
 
-def _export(
-    store: EntityStore, schema: EntitySchema, snapshot: Snapshot, parts: Sequence[Sequence[Dirty]]
-) -> list[Exported]:
+def _export(store: EntityStore, schema: EntitySchema, snapshot: Snapshot, parts: Sequence[Part]) -> list[Exported]:
     """One file for each part; if a part fails, none of them stays."""
     shares = [
         replace(
-            share_of(store, schema, snapshot.id, Listed(tuple(sorted(each.row_id for each in part)))),
+            share_of(store, schema, snapshot.id, Listed(part.row_ids)),
             file_id=uuid7(store.clock),
         )
         for part in parts
     ]
     reach("flush.before_export")
     try:
-        exported = store.crew.run(export_share, shares, sum(map(len, parts)))
+        exported = store.crew.run(export_share, shares, sum(part.count for part in parts))
     except ModakError:
         tmps = [build_temp_path(share.prefix, schema.schema_id, share.file_id) for share in shares]
         remove_quietly(store.copier, store.config.s3_bucket, tmps)
@@ -267,30 +266,35 @@ def _unlisted(error: ModakError, entries: Sequence[ManifestEntry]) -> ModakError
     )
 
 
-def _published(parts: Sequence[Sequence[Dirty]], exported: Sequence[Exported], files: int) -> list[Dirty]:
-    """The rows whose every file has landed."""
-    rows: list[Dirty] = []
+def _published(parts: Sequence[Part], exported: Sequence[Exported], files: int) -> list[Part]:
+    """The parts whose every file has landed."""
+    done: list[Part] = []
     for part, share in zip(parts, exported, strict=True):
         files -= len(share.drafts)
         if files < 0:
             break
-        rows += part
-    return rows
+        done.append(part)
+    return done
 
 
-def _mark(store: EntityStore, changes: ChangeLog, published: Sequence[Dirty], unfit: Sequence[Unfit]) -> int:
-    """In a transaction of its own, which sees what others have committed meanwhile."""
+def _mark(store: EntityStore, changes: ChangeLog, published: Sequence[Part], unfit: Sequence[Unfit]) -> int:
+    """Every part in a transaction of its own, which sees what others have committed meanwhile."""
     aside = {each.row_id for each in unfit}
-    rows = [each for each in published if each.row_id not in aside]
-    with store.connect() as conn:
-        reach("flush.before_mark")
-        marked = changes.mark(conn, rows, store.now_ms)
-        reach("flush.marked")
+    parts = [part.without(aside) for part in published] if aside else published
+
+    def mark(part: Part) -> int:
+        with store.connect() as conn:
+            return changes.mark(conn, part, store.now_ms)
+
+    reach("flush.before_mark")
+    with ThreadPoolExecutor(store.crew.cores) as pool:
+        marked = sum(pool.map(mark, parts))
+    reach("flush.marked")
     return marked
 
 
-def _put_aside(store: EntityStore, changes: ChangeLog, batch: Sequence[Dirty], unfit: Sequence[Unfit]) -> None:
-    versions = {each.row_id: each.version for each in batch}
+def _put_aside(store: EntityStore, changes: ChangeLog, parts: Sequence[Part], unfit: Sequence[Unfit]) -> None:
+    versions = {row_id: version for part in parts for row_id, version in part.slots.items()}
     with store.connect() as conn:
         reach("flush.before_quarantine")
         changes.quarantine(conn, unfit, [versions[each.row_id] for each in unfit], store.now_ms)

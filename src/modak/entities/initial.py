@@ -8,7 +8,7 @@ init that is interrupted leaves nothing that anybody sees. Memory in the driver:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from psycopg import sql
@@ -23,9 +23,9 @@ from modak.entities.lock import SchemaLock, schema_lock
 from modak.entities.manifest import Manifest, ManifestEntry, replacing_base
 from modak.entities.manifests import Held
 from modak.entities.paths import build_base_temp_path, uuid7
-from modak.entities.plan import KeyRange, init_rows, ranges
+from modak.entities.plan import KeyRange, init_lanes, init_rows, ranges
 from modak.entities.registry import EntitySchema
-from modak.entities.rows import Live
+from modak.entities.rows import Lanes, Live
 from modak.entities.snapshot import Snapshot, holding
 from modak.entities.store import EntityStore
 from modak.entities.tables import Installed, check, identifier
@@ -46,6 +46,10 @@ SELECT DISTINCT row_id::text FROM (
     SELECT unnest(percentile_disc(%(shares)s::float8[]) WITHIN GROUP (ORDER BY ltbase_row_id)) AS row_id
     FROM {main} TABLESAMPLE SYSTEM (%(percent)s) WHERE ltbase_schema_id = %(schema)s AND ltbase_deleted_at IS NULL
 ) AS sampled WHERE row_id IS NOT NULL ORDER BY 1
+"""
+_PAGES = """
+SELECT pg_relation_size(%s::regclass) / size, pg_relation_size(%s::regclass) / size
+FROM (SELECT current_setting('block_size')::int8 AS size) AS block
 """
 SAMPLE_ROWS = 20_000
 
@@ -149,10 +153,14 @@ def live_ranges(store: EntityStore, schema: EntitySchema, snapshot: Snapshot) ->
 
 def _export(store: EntityStore, schema: EntitySchema, snapshot: Snapshot) -> list[Exported]:
     count, parts, size = live_ranges(store, schema, snapshot)
-    shares = [
-        rolled(share_of(store, schema, snapshot.id, Live(part)), store.config.target_file_size_mb, size)
-        for part in parts
-    ]
+    lanes = Lanes()
+    threads = init_lanes(store.config, count, store.crew.cores)
+    if threads > 1 and count > store.crew.driver_rows and store.crew.threads > 1:
+        # One task that scans once and divides the work costs less than a task for each core, all of which scan.
+        parts, lanes = ranges(()), Lanes(threads, *_pages(store, snapshot))
+    shares = [share_of(store, schema, snapshot.id, Live(part)) for part in parts]
+    target = store.config.target_file_size_mb
+    shares = [replace(rolled(share, target, size), lanes=lanes) for share in shares]
     began = time.monotonic()
 
     def tell(done: int, of: int) -> None:
@@ -164,6 +172,12 @@ def _export(store: EntityStore, schema: EntitySchema, snapshot: Snapshot) -> lis
     exported = store.crew.run(export_share, shares, count, tell)
     reach("init.after_export")
     return exported
+
+
+def _pages(store: EntityStore, snapshot: Snapshot) -> tuple[int, int]:
+    tables = [identifier(table).as_string() for table in (store.tables.main, store.tables.eav)]
+    row = snapshot.conn.execute(_PAGES, tables).fetchone()
+    return (int(row[0]), int(row[1])) if row else (0, 0)
 
 
 def _empty(store: EntityStore, schema: EntitySchema) -> Draft:

@@ -1,13 +1,17 @@
 """From attribute rows to columns: the pivot, done a whole attribute at a time. No I/O.
 
-It finds each attribute row's place among the sorted keys and scatters the values there; lists are put in the order of
-their numbers. A value that does not fit its type leaves NULL behind and its row among the unfit. Memory is that of the
-tables handed in and of the columns that come out.
+Each batch is put in the order of its attributes, so that an attribute's values lie together; these take their type and
+only then go to the places of their keys. Lists are put in the order of their numbers. A value that does not fit its
+type leaves NULL behind and its row among the unfit. Memory is that of the rows handed in and of the columns that come
+out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from modak.entities.changelog import Unfit
@@ -39,44 +43,35 @@ class Rows:
         return self.table if self.bad is None else self.table.filter(pa.array(~self.bad))
 
 
-def pivot(schema: EntitySchema, main: pa.Table, eav: pa.Table | None) -> Rows:
-    """Bring attribute rows beside their keys; pure."""
+def pivot(schema: EntitySchema, main: pa.Table, eav: Sequence[Iterable[pa.RecordBatch]]) -> Rows:
+    """Bring attribute rows beside their sorted keys, in as many threads as there are streams of them."""
     import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     count = main.num_rows
-    gone = np.asarray(pc.not_equal(main.column("deleted_at"), 0))
-    spread = _Spread(_ordinals(main.column("key"), eav.column("key")), eav, count) if eav is not None else None
-    at_fault = np.full(count, -1, np.int64)
-    columns: dict[str, pa.Array] = {}
+    keys = _halves_of(_whole(main.column("key")))
     bound = {each.name: at for at, each in enumerate(bound_to_columns(schema))}
-    for number, attribute in enumerate(schema.attributes):
-        if attribute.name in bound:
-            raw = _whole(main.column(f"b{bound[attribute.name]}"))
-            values, unfit = typed(attribute, raw)
-            bad = None if unfit is None else np.asarray(pc.fill_null(unfit, False))
-        elif spread is None:
-            values, bad = pa.nulls(count, arrow_type(attribute)), None
-        else:
-            values, bad = spread.lists(attribute) if attribute.is_list else spread.scalars(attribute)
+    with ThreadPoolExecutor(max(len(eav), 1)) as pool:
+        spread = _Spread(keys, list(pool.map(lambda batches: _pieces(keys, batches), eav)))
+
+        def column(attribute: Attribute) -> tuple[pa.Array, Any]:
+            if attribute.name in bound:
+                return _bound(attribute, _whole(main.column(f"b{bound[attribute.name]}")))
+            return spread.lists(attribute) if attribute.is_list else spread.scalars(attribute)
+
+        made = list(pool.map(column, schema.attributes))
+    at_fault = np.full(count, -1, np.int64)
+    for number, (_, bad) in enumerate(made):
         if bad is not None:
             at_fault[bad & (at_fault < 0)] = number
-        columns[attribute.name] = values
+    columns = {each.name: values for each, (values, _) in zip(schema.attributes, made, strict=True)}
+    fixed = _fixed(schema, main, row_ids(keys))
+    gone = np.asarray(fixed["deleted_at"]) != 0
     if gone.any():
         # A tombstone has no values, whatever its row still holds.
         at_fault[gone] = -1
         alive = pa.array(np.arange(count), mask=gone)
         columns = {name: values.take(alive) for name, values in columns.items()}
-    fixed = {
-        "schema_id": pa.array(np.full(count, schema.schema_id, np.int16)),
-        "row_id": main.column("row_id"),
-        "changed_at": main.column("changed_at"),
-        "deleted_at": main.column("deleted_at"),
-        "ltbase_created_at": main.column("created"),
-        "ltbase_updated_at": main.column("updated"),
-        "ltbase_deleted_at": main.column("deleted"),
-    }
     named = {**fixed, **columns}
     wanted = file_schema(schema)
     table = pa.Table.from_arrays([named[field.name] for field in wanted], schema=wanted)
@@ -92,31 +87,116 @@ def pivot(schema: EntitySchema, main: pa.Table, eav: pa.Table | None) -> Rows:
     return Rows(table, tuple(map(Unfit, ids, reasons)), bad_rows)
 
 
+def _fixed(schema: EntitySchema, main: pa.Table, ids: pa.Array) -> dict[str, Any]:
+    """The columns that every file begins with; live rows come without those that only deleted ones need."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = main.num_rows
+    known = set(main.schema.names)
+    updated = main.column("updated")
+    return {
+        "schema_id": pa.array(np.full(count, schema.schema_id, np.int16)),
+        "row_id": ids,
+        "changed_at": main.column("changed_at") if "changed_at" in known else updated,
+        "deleted_at": main.column("deleted_at") if "deleted_at" in known else pa.array(np.zeros(count, np.int64)),
+        "ltbase_created_at": main.column("created"),
+        "ltbase_updated_at": updated,
+        "ltbase_deleted_at": main.column("deleted") if "deleted" in known else pa.nulls(count, pa.int64()),
+    }
+
+
 def in_key_order(main: pa.Table) -> pa.Table:
     """The rows sorted by their keys."""
     import numpy as np
     import pyarrow as pa
 
-    high, low = _halves_of(main.column("key"))
+    high, low = _halves_of(_whole(main.column("key")))
     if len(high) < 2 or bool((high[1:] > high[:-1]).all()):
         return main
-    return main.take(pa.array(np.lexsort((low, high))))
+    order = np.argsort(high)
+    if _repeats(high[order]):
+        order = np.lexsort((low, high))
+    return main.take(pa.array(order))
+
+
+def row_ids(keys: tuple[Any, Any]) -> pa.Array:
+    """Keys as the texts of UUIDs."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(keys[0])
+    octets = np.stack(keys, axis=1).astype(">u8").view(np.uint8)
+    texts = np.full((count, 36), ord("-"), np.uint8)
+    digits = np.frombuffer(b"".join(b"%02x" % octet for octet in range(256)), np.uint16)[octets].view(np.uint8)
+    for begin, end, dashes in ((0, 8, 0), (8, 12, 1), (12, 16, 2), (16, 20, 3), (20, 32, 4)):
+        texts[:, begin + dashes : end + dashes] = digits[:, begin:end]
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(36)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(texts)])
+
+
+def row_ids_of(keys: pa.ChunkedArray) -> pa.Array:
+    """A column of keys as the texts of UUIDs."""
+    return row_ids(_halves_of(_whole(keys)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The rows of one attribute: the places of their keys, and what they hold."""
+
+    ordinals: Any
+    texts: pa.Array
+    numbers: pa.Array
+    index: pa.Array
+
+    def raw(self, attribute: Attribute) -> pa.Array:
+        """The values: texts for texts, else numbers, and texts only where there is no number."""
+        import pyarrow.compute as pc
+
+        if attribute.scalar in ("text", "uuid"):
+            return self.texts
+        return self.numbers if not self.numbers.null_count else pc.coalesce(self.numbers, self.texts)
+
+
+def _bound(attribute: Attribute, raw: pa.Array) -> tuple[pa.Array, Any]:
+    import numpy as np
+    import pyarrow.compute as pc
+
+    values, unfit = typed(attribute, raw)
+    return values, None if unfit is None else np.asarray(pc.fill_null(unfit, False))
+
+
+def _pieces(keys: tuple[Any, Any], batches: Iterable[pa.RecordBatch]) -> dict[int, list[_Piece]]:
+    """Attribute rows by attribute: each batch is put in that order while it is in the processor's cache."""
+    import numpy as np
+    import pyarrow as pa
+
+    pieces: dict[int, list[_Piece]] = {}
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        ordinals = _ordinals(keys, _whole(batch.column("key")))
+        attributes = np.asarray(batch.column("attr_id"))
+        order = np.argsort(attributes, kind="stable")
+        if (ordinals < 0).any():
+            order = order[ordinals[order] >= 0]
+        attributes, ordinals = attributes[order], ordinals[order]
+        taken, names = pa.array(order), ("value_text", "value_numeric", "at")
+        columns = [_whole(batch.column(name)).take(taken) for name in names]
+        edges = [0, *(np.flatnonzero(attributes[1:] != attributes[:-1]) + 1).tolist(), len(attributes)]
+        for begin, end in pairwise(edges):
+            if begin < end:
+                parts = [column.slice(begin, end - begin) for column in columns]
+                pieces.setdefault(int(attributes[begin]), []).append(_Piece(ordinals[begin:end], *parts))
+    return pieces
 
 
 class _Spread:
-    """Attribute rows and where each belongs."""
+    """Attribute rows, and the keys beside which they belong."""
 
-    def __init__(self, ordinals: Any, eav: pa.Table, count: int) -> None:
-        import numpy as np
-
-        self._count = count
-        self._texts = _whole(eav.column("value_text"))
-        self._numbers = _whole(eav.column("value_numeric"))
-        self._index = _whole(eav.column("at"))
-        self._plain = self._index.null_count == len(self._index)
-        self._ordinals = ordinals
-        self._attributes = np.asarray(_whole(eav.column("attr_id")))
-        self._known = ordinals >= 0
+    def __init__(self, keys: tuple[Any, Any], lanes: Sequence[dict[int, list[_Piece]]]) -> None:
+        self._count = len(keys[0])
+        self._lanes = lanes
 
     def scalars(self, attribute: Attribute) -> tuple[pa.Array, Any]:
         """One value per key; an indexed one does not belong to a scalar."""
@@ -124,17 +204,23 @@ class _Spread:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        positions = self._positions(attribute.id)
+        piece = self._whole_of(attribute)
+        if piece is None:
+            return pa.nulls(self._count, arrow_type(attribute)), None
+        values, unfit = typed(attribute, piece.raw(attribute))
         places = np.full(self._count, -1, np.int64)
-        places[self._ordinals[positions]] = positions
-        values, unfit = typed(attribute, self._taken(attribute, pa.array(places, mask=places < 0)))
-        bad = None if unfit is None else np.asarray(pc.fill_null(unfit, False))
-        if not self._plain:
-            indexed = positions[np.asarray(pc.is_valid(self._index.take(pa.array(positions))))]
-            if len(indexed):
-                bad = np.zeros(self._count, bool) if bad is None else bad.copy()
-                bad[self._ordinals[indexed]] = True
-        return values, bad
+        places[piece.ordinals] = np.arange(len(piece.ordinals))
+        absent = places < 0
+        found = values.take(pa.array(places, mask=absent) if absent.any() else pa.array(places))
+        wrong = [] if unfit is None else [np.asarray(pc.fill_null(unfit, False))]
+        if piece.index.null_count < len(piece.index):
+            wrong.append(np.asarray(pc.is_valid(piece.index)))
+        if not wrong:
+            return found, None
+        bad = np.zeros(self._count, bool)
+        for each in wrong:
+            bad[piece.ordinals[each]] = True
+        return found, bad
 
     def lists(self, attribute: Attribute) -> tuple[pa.Array, Any]:
         """The items of each key in the order of their numbers; a value without one is a list of one."""
@@ -142,9 +228,10 @@ class _Spread:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        positions = self._positions(attribute.id)
-        ordinals = self._ordinals[positions]
-        index = self._index.take(pa.array(positions))
+        piece = self._whole_of(attribute)
+        if piece is None:
+            return pa.nulls(self._count, arrow_type(attribute)), None
+        ordinals, index = piece.ordinals, piece.index
         marker = np.asarray(pc.fill_null(pc.equal(index, EMPTY_LIST), False))
         numbered = np.asarray(pc.fill_null(pc.match_substring_regex(index, _NUMBERED), False))
         legacy = np.asarray(pc.is_null(index))
@@ -158,7 +245,7 @@ class _Spread:
         )
         kept = np.flatnonzero(~marker & ~bad[ordinals])
         order = kept[np.lexsort((numbers[kept], ordinals[kept]))]
-        items, unfit = typed(attribute, self._taken(attribute, pa.array(positions[order])))
+        items, unfit = typed(attribute, piece.raw(attribute).take(pa.array(order)))
         if unfit is not None:
             bad[ordinals[order][np.asarray(pc.fill_null(unfit, False))]] = True
         counts = np.bincount(ordinals[order], minlength=self._count)
@@ -167,62 +254,73 @@ class _Spread:
         found = pa.ListArray.from_arrays(pa.array(offsets), items.cast(arrow_scalar(attribute)), mask=absent)
         return found.cast(arrow_type(attribute)), bad if bad.any() else None
 
-    def _taken(self, attribute: Attribute, places: pa.Array) -> pa.Array:
-        """The values at some places: texts for texts, else numbers, and texts only where there is no number."""
-        import pyarrow.compute as pc
-
-        if attribute.scalar in ("text", "uuid"):
-            return self._texts.take(places)
-        numbers = self._numbers.take(places)
-        return numbers if numbers.null_count == places.null_count else pc.coalesce(numbers, self._texts.take(places))
-
-    def _positions(self, attribute_id: int) -> Any:
+    def _whole_of(self, attribute: Attribute) -> _Piece | None:
+        """All rows of an attribute, which are then let go."""
         import numpy as np
+        import pyarrow as pa
 
-        return np.flatnonzero((self._attributes == attribute_id) & self._known)
+        pieces = [piece for lane in self._lanes for piece in lane.pop(attribute.id, ())]
+        if not pieces:
+            return None
+        return _Piece(
+            np.concatenate([piece.ordinals for piece in pieces]),
+            *(pa.concat_arrays([getattr(piece, name) for piece in pieces]) for name in ("texts", "numbers", "index")),
+        )
 
 
-def _ordinals(keys: pa.ChunkedArray, wanted: pa.ChunkedArray) -> Any:
+def _ordinals(known: tuple[Any, Any], wanted: pa.Array) -> Any:
     """For each wanted key its place among the sorted keys, −1 where it is none of them."""
     import numpy as np
 
-    known, asked = _halves_of(keys), _halves_of(wanted)
-    if not len(asked[0]):
-        return np.zeros(0, np.int64)
+    words = _words(wanted)
     # The rows of an entity were mostly written together, so they come in runs: each run is looked up once.
-    begins = np.flatnonzero((asked[0][1:] != asked[0][:-1]) | (asked[1][1:] != asked[1][:-1])) + 1
+    begins = np.flatnonzero((words[1:, 0] != words[:-1, 0]) | (words[1:, 1] != words[:-1, 1])) + 1
     heads = np.concatenate(([0], begins))
-    high, low = asked[0][heads], asked[1][heads]
+    high, low = _halves(words[heads])
     places = np.minimum(_search(known, (high, low)), len(known[0]) - 1)
     same = (known[0][places] == high) & (known[1][places] == low)
-    return np.repeat(np.where(same, places, -1), np.diff(np.append(heads, len(asked[0]))))
+    return np.repeat(np.where(same, places, -1), np.diff(np.append(heads, len(words))))
 
 
 def _search(known: tuple[Any, Any], asked: tuple[Any, Any]) -> Any:
     """Where keys stand among sorted ones; the first half decides alone unless ids were made in one moment."""
     import numpy as np
 
-    if not (known[0][1:] == known[0][:-1]).any():
+    if not _repeats(known[0]):
         return np.searchsorted(known[0], asked[0])
-    pairs = []
+    # Each half by its rank, so that both fit into one number.
+    ranks = []
+    firsts = known[0][np.concatenate(([True], known[0][1:] != known[0][:-1]))]
+    seconds = np.unique(known[1])
     for high, low in (known, asked):
-        pair = np.empty(len(high), np.dtype([("high", "u8"), ("low", "u8")]))
-        pair["high"], pair["low"] = high, low
-        pairs.append(pair)
-    return np.searchsorted(pairs[0], pairs[1])
+        ranks.append((np.searchsorted(firsts, high) << 32) | np.searchsorted(seconds, low))
+    return np.searchsorted(ranks[0], ranks[1])
 
 
-def _halves_of(keys: pa.ChunkedArray) -> tuple[Any, Any]:
+def _repeats(ordered: Any) -> bool:
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _halves_of(keys: pa.Array) -> tuple[Any, Any]:
     """128-bit keys as two columns of unsigned numbers, in an order-preserving form."""
+    return _halves(_words(keys))
+
+
+def _halves(words: Any) -> tuple[Any, Any]:
     import numpy as np
 
-    column = _whole(keys)
-    if not len(column):
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-    _, offsets, data = column.buffers()
-    start = int(np.frombuffer(offsets, np.int32)[column.offset])
-    pairs = np.frombuffer(data, np.uint8)[start : start + 16 * len(column)].view(">u8").reshape(-1, 2)
-    return pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.uint64)
+    return words[:, 0].view(">u8").astype(np.uint64), words[:, 1].view(">u8").astype(np.uint64)
+
+
+def _words(keys: pa.Array) -> Any:
+    """128-bit keys as pairs of numbers in the byte order of the wire: good for telling whether two are the same."""
+    import numpy as np
+
+    if not len(keys):
+        return np.zeros((0, 2), np.uint64)
+    _, offsets, data = keys.buffers()
+    start = int(np.frombuffer(offsets, np.int32)[keys.offset])
+    return np.frombuffer(data, np.uint8)[start : start + 16 * len(keys)].view(np.uint64).reshape(-1, 2)
 
 
 def bound_to_columns(schema: EntitySchema) -> list[Attribute]:
@@ -230,7 +328,7 @@ def bound_to_columns(schema: EntitySchema) -> list[Attribute]:
     return [each for each in schema.attributes if each.column is not None]
 
 
-def _whole(column: pa.ChunkedArray) -> Any:
+def _whole(column: pa.ChunkedArray | pa.Array) -> Any:
     import pyarrow as pa
 
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
 
 from modak.entities.config import MIB, CDCConfig, CompactionConfig
 from modak.entities.manifest import Manifest, ManifestEntry
@@ -18,8 +17,6 @@ TASK_BYTES = 512 * MIB
 """Rows of about this size are pivoted by one task of an init."""
 MIN_TASK_ROWS = 20_000
 """Fewer rows are not worth a task of their own."""
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +124,6 @@ def plan_flush(schema_id: int, dirty: int, oldest_ms: int, now_ms: int, config: 
     )
 
 
-def chunks(items: Sequence[Item], size: int) -> tuple[Sequence[Item], ...]:
-    """A sequence cut into pieces of at most `size`."""
-    return tuple(items[at : at + size] for at in range(0, len(items), size))
-
-
 def init_rows(config: CDCConfig, rows: int, cores: int) -> int:
     """Rows of one range of an init: exactly a batch where no file size is asked for, else as much as a task can pivot.
 
@@ -142,6 +134,12 @@ def init_rows(config: CDCConfig, rows: int, cores: int) -> int:
     by_memory = max(1, TASK_BYTES // config.estimated_row_bytes)
     by_cores = max(-(-rows // max(cores, 1)), MIN_TASK_ROWS)
     return min(by_memory, by_cores, config.max_batch_size)
+
+
+def init_lanes(config: CDCConfig, rows: int, cores: int) -> int:
+    """Threads of an init that one task does alone, since it can hold all rows: the tables are then read only once."""
+    fits = rows * config.estimated_row_bytes <= TASK_BYTES * cores and rows <= config.max_batch_size
+    return cores if config.target_file_size_mb and fits and rows >= cores * MIN_TASK_ROWS else 1
 
 
 def ranges(bounds: Iterable[str]) -> tuple[KeyRange, ...]:

@@ -2,14 +2,15 @@
 
 Two queries under one snapshot. The first gives the keys with the fixed columns and those of `entity_main`, the second
 the rows of `eav_data`, both in the order in which the heap has them: an order or a grouping by Postgres would cost six
-times as much as `pivot.py` needs to bring them together. Memory is bounded by `PORTION_BYTES` of each: keys that have
-more are halved.
+times as much as `pivot.py` needs to bring them together. Several connections can share the pages of a table.
+Memory is bounded by `PORTION_BYTES` of each: keys that have more are halved.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from psycopg import sql
 
 from modak.core.errors import ModakError
 from modak.entities.address import Address
-from modak.entities.pivot import Rows, bound_to_columns, in_key_order, pivot
+from modak.entities.pivot import Rows, bound_to_columns, in_key_order, pivot, row_ids_of
 from modak.entities.plan import KeyRange
 from modak.entities.registry import Attribute, EntitySchema
 from modak.entities.tables import EntityTables, identifier
@@ -33,14 +34,15 @@ _NATIVE = frozenset({"smallint", "integer", "bigint"})
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Dirty rows by their ids: what a delta file holds."""
+    """Dirty rows by their ids, with commas between them: what a delta file holds."""
 
-    row_ids: tuple[str, ...]
+    row_ids: str
 
-    def halves(self) -> tuple[Listed, Listed]:
-        """The same rows in two."""
-        middle = len(self.row_ids) // 2
-        return Listed(self.row_ids[:middle]), Listed(self.row_ids[middle:])
+    def halves(self) -> tuple[Listed, ...]:
+        """The same rows in two; nothing where there is only one."""
+        ids = self.row_ids.split(",")
+        middle = len(ids) // 2
+        return (Listed(",".join(ids[:middle])), Listed(",".join(ids[middle:]))) if middle else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,21 @@ class Live:
     settled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many connections read a table at once, each its share of the pages; without pages one reads all of them."""
+
+    count: int = 1
+    main_pages: int = 0
+    eav_pages: int = 0
+
+    def shares(self, pages: int) -> list[tuple[int, int | None]]:
+        """Page ranges, the last one open: a table that is partitioned or grows is still read whole."""
+        count = self.count if pages >= self.count else 1
+        edges = [pages * lane // count for lane in range(count)]
+        return list(zip(edges, [*edges[1:], None], strict=True))
+
+
 Keys = Listed | Dirty | Live
 
 
@@ -71,6 +88,7 @@ class Source:
     schema: EntitySchema
     timeout_seconds: float = 0.0
     """How long one query may take; 0 means as long as it takes."""
+    lanes: Lanes = Lanes()
 
 
 class _TooMuch(Exception):
@@ -96,15 +114,35 @@ def rows_of(source: Source, keys: Keys, limit: int = PORTION_BYTES) -> Iterator[
 
 
 def _portion(source: Source, keys: Keys, limit: int) -> Rows | None:
-    main = in_key_order(_fetched(source, main_query(source.tables, source.schema, keys), limit))
+    main = in_key_order(_main(source, keys, limit))
     if main.num_rows == 0:
         return None
     loose = [each for each in source.schema.attributes if each.column is None]
+    query = eav_query(source.tables, source.schema, keys) if loose else ""
+    queries = _by_pages(query, "ctid", source.lanes.shares(source.lanes.eav_pages)) if loose else []
     try:
-        eav = _fetched(source, eav_query(source.tables, source.schema, keys), limit) if loose else None
+        return pivot(source.schema, main, [_batches(source, each, limit) for each in queries])
     except _TooMuch:
-        raise _TooMuch(main.column("row_id")) from None
-    return pivot(source.schema, main, eav)
+        raise _TooMuch(row_ids_of(main.column("key"))) from None
+
+
+def _main(source: Source, keys: Keys, limit: int) -> pa.Table:
+    import pyarrow as pa
+
+    query = main_query(source.tables, source.schema, keys)
+    queries = _by_pages(query, "m.ctid", source.lanes.shares(source.lanes.main_pages))
+    with ThreadPoolExecutor(len(queries)) as pool:
+        return pa.concat_tables(pool.map(lambda each: _fetched(source, each, limit), queries))
+
+
+def _by_pages(query: str, column: str, shares: Sequence[tuple[int, int | None]]) -> list[str]:
+    """A query that ends in its conditions, for each share of the pages."""
+    if len(shares) == 1:
+        return [query]
+    return [
+        f"{query} AND {column} >= '({low},0)'::tid" + (f" AND {column} < '({high},0)'::tid" if high is not None else "")
+        for low, high in shares
+    ]
 
 
 def main_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
@@ -121,9 +159,8 @@ def main_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
             else sql.SQL("")
         )
         query = sql.SQL(
-            "SELECT m.ltbase_row_id AS key, m.ltbase_row_id::text AS row_id, m.ltbase_updated_at AS changed_at,"
-            " 0::int8 AS deleted_at, m.ltbase_created_at AS created, m.ltbase_updated_at AS updated,"
-            " m.ltbase_deleted_at AS deleted{bound} FROM {main} m WHERE m.ltbase_schema_id = {schema}"
+            "SELECT m.ltbase_row_id AS key, m.ltbase_created_at AS created, m.ltbase_updated_at AS updated{bound}"
+            " FROM {main} m WHERE m.ltbase_schema_id = {schema}"
             " AND m.ltbase_deleted_at IS NULL{within}{settled}"
         ).format(
             bound=_more(bound),
@@ -134,22 +171,35 @@ def main_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
         )
         return query.as_string()
     query = sql.SQL(
-        "SELECT c.row_id AS key, c.row_id::text AS row_id, stamp.at AS changed_at,"
-        " CASE WHEN m.ltbase_row_id IS NULL OR m.ltbase_deleted_at IS NOT NULL"
-        " THEN greatest(coalesce(m.ltbase_deleted_at, c.deleted_at, stamp.at), 1) ELSE 0 END AS deleted_at,"
+        "SELECT c.row_id AS key, greatest(c.changed_at, last.at + 1) AS changed_at,"
+        " CASE WHEN m.ltbase_row_id IS NULL OR m.ltbase_deleted_at IS NOT NULL THEN"
+        " greatest(coalesce(m.ltbase_deleted_at, c.deleted_at, greatest(c.changed_at, last.at + 1)), 1)"
+        " ELSE 0 END AS deleted_at,"
         " m.ltbase_created_at AS created, m.ltbase_updated_at AS updated, m.ltbase_deleted_at AS deleted{bound}"
         " FROM {log} c LEFT JOIN {main} m ON m.ltbase_schema_id = {schema} AND m.ltbase_row_id = c.row_id"
-        " LEFT JOIN LATERAL (SELECT greatest(c.changed_at, coalesce(max(p.changed_at) + 1, c.changed_at)) AS at"
-        " FROM {log} p WHERE p.schema_id = {schema} AND p.row_id = c.row_id AND p.flushed_at <> 0) stamp ON true"
-        " WHERE c.schema_id = {schema} AND c.flushed_at = 0{chosen}"
+        " LEFT JOIN {last} ON last.row_id = c.row_id WHERE c.schema_id = {schema} AND c.flushed_at = 0{chosen}"
     ).format(
         bound=_more(bound),
         log=identifier(tables.log),
         main=identifier(tables.main),
         schema=number,
+        last=_last(tables, schema, keys),
         chosen=_chosen("c.row_id", keys),
     )
     return query.as_string()
+
+
+def _last(tables: EntityTables, schema: EntitySchema, keys: Listed | Dirty) -> sql.Composed:
+    """When the rows were flushed last: for a list in one go, for a range, which few of its rows are in, one by one."""
+    query = (
+        "(SELECT p.row_id, max(p.changed_at) AS at FROM {log} p WHERE p.schema_id = {schema} AND p.flushed_at <> 0"
+        "{chosen} GROUP BY p.row_id) last"
+        if isinstance(keys, Listed)
+        else "LATERAL (SELECT c.row_id, max(p.changed_at) AS at FROM {log} p WHERE p.schema_id = {schema}"
+        " AND p.flushed_at <> 0 AND p.row_id = c.row_id) last"
+    )
+    chosen = _chosen("p.row_id", keys) if isinstance(keys, Listed) else sql.SQL("")
+    return sql.SQL(query).format(log=identifier(tables.log), schema=sql.Literal(schema.schema_id), chosen=chosen)
 
 
 def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
@@ -165,11 +215,11 @@ def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
     )
     query = sql.SQL(
         "SELECT row_id AS key, attr_id, nullif(array_indices, '') AS at, value_text, value_numeric"
-        " FROM {eav} WHERE schema_id = {schema}{chosen}{among} AND attr_id = ANY({wanted}::int2[])"
+        " FROM {eav} WHERE schema_id = {schema}{chosen}{among}{wanted}"
     ).format(
         eav=identifier(tables.eav),
         schema=number,
-        wanted=sql.Literal([each.id for each in loose]),
+        wanted=_wanted([each.id for each in loose]),
         chosen=_chosen("row_id", keys),
         among=among,
     )
@@ -180,15 +230,26 @@ def _fetched(source: Source, query: str, limit: int) -> pa.Table:
     import pyarrow as pa
 
     batches: list[pa.RecordBatch] = []
+    try:
+        batches.extend(_batches(source, query, limit))
+    except _TooMuch:
+        raise _TooMuch(row_ids_of(pa.Table.from_batches(batches).column("key"))) from None
+    return pa.Table.from_batches(batches)
+
+
+def _batches(source: Source, query: str, limit: int) -> Iterator[pa.RecordBatch]:
+    """What a query brings, at least one batch; the one that is too much is the last."""
+    import pyarrow as pa
+
     size = 0
     until = time.monotonic() + source.timeout_seconds if source.timeout_seconds else None
     with stream(source.address.fresh(), query, snapshot=source.snapshot) as opened:
-        schema = opened.schema
+        yield pa.RecordBatch.from_pylist([], opened.schema)
         for batch in opened:
-            batches.append(batch)
+            yield batch
             size += batch.nbytes
             if size > limit:
-                raise _TooMuch(pa.Table.from_batches(batches).column("row_id") if "row_id" in schema.names else None)
+                raise _TooMuch(None)
             if until is not None and time.monotonic() > until:
                 raise ModakError(
                     "entities.timeout",
@@ -196,13 +257,12 @@ def _fetched(source: Source, query: str, limit: int) -> pa.Table:
                     hint="Raise MODAK_ENTITIES_QUERY_TIMEOUT, or lower the batch size.",
                     retryable=True,
                 )
-    return pa.Table.from_batches(batches, schema)
 
 
 def _halves(keys: Keys, row_ids: Any) -> Sequence[Keys]:
     """The same keys in two, cut in the middle of the ids that are known; nothing where there is only one."""
     if isinstance(keys, Listed):
-        return keys.halves() if len(keys.row_ids) > 1 else ()
+        return keys.halves()
     import pyarrow.compute as pc
 
     known = pc.unique(row_ids)
@@ -237,8 +297,16 @@ def _more(columns: Sequence[sql.Composed]) -> sql.Composed:
 def _chosen(column: str, keys: Keys) -> sql.Composed:
     if isinstance(keys, Listed):
         among: Any = f" AND {column} = ANY({{}}::uuid[])"
-        return sql.SQL(among).format(sql.Literal("{" + ",".join(keys.row_ids) + "}"))
+        return sql.SQL(among).format(sql.Literal(f"{{{keys.row_ids}}}"))
     return _within(column, keys.within)
+
+
+def _wanted(ids: Sequence[int]) -> sql.Composed:
+    """The attributes that are read; Postgres compares two numbers faster than it looks into a list."""
+    low, high = min(ids), max(ids)
+    if high - low + 1 == len(set(ids)):
+        return sql.SQL(" AND attr_id BETWEEN {}::int2 AND {}::int2").format(sql.Literal(low), sql.Literal(high))
+    return sql.SQL(" AND attr_id = ANY({}::int2[])").format(sql.Literal(list(ids)))
 
 
 def _within(column: str, within: KeyRange) -> sql.Composed:

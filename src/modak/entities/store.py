@@ -54,6 +54,13 @@ class Crew:
             return 1
         return cores()
 
+    @property
+    def threads(self) -> int:
+        """Cores that a single task may use: all of them where tasks run on this machine."""
+        if self.spark is None:
+            return 1
+        return self.cores if (self.spark().sparkContext.master or "").startswith("local") else 1
+
     def run(
         self,
         work: Callable[[Item], Result],
