@@ -6,14 +6,14 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from modak.lake.iceberg.output import is_local, open_output, size_of
 from modak.lake.model import EqualityDeletes
-from modak.storage.uri import local_path
+from modak.storage.uri import normal
 from modak.tables.foreign import accept
 from tests.maintenance.lake import Lake
 
@@ -35,25 +35,27 @@ def _written(lake: Lake, keys: Sequence[Sequence[int]], band: int | None) -> Ite
     table = lake.table
     column = table.column("id")
     assert column is not None
-    folder = Path(local_path(table.location) or "", "data", f"foreign-{time.monotonic_ns()}")
-    folder.mkdir(parents=True)
+    folder = f"{normal(table.location)}/data/foreign-{time.monotonic_ns()}"
     field = pa.field("id", pa.int64(), metadata={b"PARQUET:field_id": str(column.field_id).encode()})
     for number, wanted in enumerate(keys):
-        path = folder / f"eq-{number:05d}.parquet"
-        pq.write_table(pa.table({"id": pa.array(wanted, pa.int64())}, pa.schema([field])), path, store_schema=False)
+        output = open_output(f"{folder}/eq-{number:05d}.parquet")
+        rows = pa.table({"id": pa.array(wanted, pa.int64())}, pa.schema([field]))
+        pq.write_table(rows, output.stream, store_schema=False)
+        output.stream.close()
+        # Thousands of them: on the disk of a test nothing has to outlive a power cut.
+        size = size_of(output.uri) if is_local(output.uri) else output.commit()
         entry = {
             "spec-id": table.spec_id,
             "content": "equality-deletes",
-            "file-path": path.as_uri(),
+            "file-path": output.uri,
             "file-format": "parquet",
             "partition": [] if band is None else [band],
-            "file-size-in-bytes": path.stat().st_size,
+            "file-size-in-bytes": size,
             "record-count": len(wanted),
             "equality-ids": [column.field_id],
             "sort-order-id": 0,
         }
-        size = path.stat().st_size
-        yield EqualityDeletes(json.dumps(entry), len(wanted), size, path.as_uri(), 0, (), table.spec_id, ())
+        yield EqualityDeletes(json.dumps(entry), len(wanted), size, output.uri, 0, (), table.spec_id, ())
 
 
 def grow_old(folder: str, days: float = 30) -> None:

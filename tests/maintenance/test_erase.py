@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from modak.catalog import pins
 from modak.core import faults
-from modak.core.errors import UsageError
+from modak.core.errors import ModakError, UsageError
 from modak.core.faults import Fault, InjectedFault
+from modak.runtime import daemon
+from modak.runtime.leader import Leader
+from modak.runtime.maintaining import Maintainer
+from modak.tables.maintenance import erasures
 from modak.tables.maintenance.erase import by_key, count, erase_rows
+from modak.tables.maintenance.run import maintain
+from modak.tables.maintenance.settling import beside, mark, on_its_way
 from modak.tables.repair import repair
 from tests.cli.conftest import modak  # noqa: F401
 from tests.maintenance.lake import Lake, original
 from tests.maintenance.test_requests import environ
+from tests.mirror.pumping import Mirrored
 from tests.tables import readers
 from tests.tables.corrections import Corrections
 
@@ -35,7 +44,16 @@ POINTS = (
     "erasures.before_finish",
     "erasures.after_finish",
 )
-VISITED = set(POINTS)
+ASKING = (
+    "erasures.before_ask",
+    "erasures.after_ask",
+    "erasures.before_claim",
+    "erasures.after_claim",
+    "erasures.before_answer",
+    "erasures.after_answer",
+)
+WITHDRAWING = ("erasures.before_withdraw", "erasures.after_withdraw")
+VISITED = {*POINTS, *ASKING, *WITHDRAWING}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -128,7 +146,144 @@ def test_the_command_counts_erases_and_shows_evidence(lake: Lake, modak: Any, en
     dry = modak("erase", "--table", "public.events", "--pk", "7", "--dry-run", **environ)
     assert dry.exit_code == 0, dry.output
     assert "0 rows of the heap and 1 of the lake would be erased." in dry.stdout
-    done = modak("erase", "--table", "public.events", "--pk", "7", **environ)
+    done = modak("erase", "--table", "public.events", "--pk", "7", "--local", **environ)
     assert done.exit_code == 0, done.output
     assert "1 of the lake; 1 files rewritten" in done.stdout
     assert "found 0 matching rows" in done.stdout
+
+
+@pytest.fixture
+def led(lake: Lake) -> Iterator[Lake]:
+    """A worker leads and works on the table."""
+    lake.leader.__exit__(None, None, None)
+    stop = threading.Event()
+    thread = threading.Thread(target=daemon.run, args=(lake.site,), kwargs={"stop": stop})
+    thread.start()
+    yield lake
+    stop.set()
+    thread.join()
+
+
+def test_a_worker_that_leads_erases_beside_its_other_work(led: Lake, modak: Any, environ: dict[str, str]) -> None:  # noqa: F811
+    Corrections(led.events).upsert(4, 4, "secret")
+    led.events.sql("UPDATE public.events SET body = 'secret' WHERE id = 230")
+    refused = modak("erase", "--table", "public.events", "--where", "no_such = 1", **environ)
+    assert refused.exit_code == 2
+    done = modak("erase", "--table", "public.events", "--where", "body = 'secret'", **environ)
+    assert done.exit_code == 0, done.output
+    assert "erased 1 rows of the heap, 1 of the lake" in done.stdout
+    assert "found 0 matching rows" in done.stdout
+    assert "secret" not in everywhere(led)
+    assert led.rows() == original(4)
+    kept = led.events.sql("SELECT condition, error, finished_at IS NOT NULL FROM modak.erasures")
+    assert kept == [(None, None, True)], "the condition is forgotten"
+
+
+def test_a_worker_finishes_an_erasure_soon_after_its_last_reader(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modak.runtime.maintaining.ERASING_SECONDS", 0.0)
+    pin = pins.begin(lake.site.dsn, lake.events.name)
+    erasures.ask(lake.site, lake.events.name, "id = 5")
+    worker = Maintainer(lake.site, lake.leader, lambda: False)
+    worker.turn()
+    assert lake.events.sql("SELECT finished_at IS NULL, outcome ->> 'waiting' <> '0' FROM modak.erasures") == [
+        (True, True)
+    ]
+    with lake.site.connect() as conn:
+        assert pins.end(conn, pin.pin_id)
+    worker.turn()
+    assert lake.events.sql("SELECT finished_at IS NOT NULL FROM modak.erasures") == [(True,)]
+    assert "row 5" not in everywhere(lake)
+
+
+def test_snapshots_that_neighbours_commit_before_the_rewrite_go_too(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.policy(rewrite_enabled=False)
+    folded: list[int] = []
+
+    def after_a_fold(*given: Any) -> Any:
+        if not folded:
+            folded.append(7)
+            lake.correct(*folded)
+        return maintain(*given)
+
+    monkeypatch.setattr("modak.tables.maintenance.erase.maintain", after_a_fold)
+    done = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id = 5")
+    assert (done.waiting, done.found) == (0, 0)
+    assert "row 5" not in everywhere(lake), "the snapshot of the fold would keep the file"
+    assert lake.rows() == original(5, 7) | {(7, 7, "corrected")}
+
+
+def test_an_erasure_waits_for_what_could_still_bring_rows(lake: Lake) -> None:
+    site, name = lake.site, lake.events.name
+    assert on_its_way(site, name, mark(site)) is None
+    Corrections(lake.events).upsert(4, 4, "secret")
+    since = mark(site)
+    assert on_its_way(site, name, since) == "corrections"
+    lake.fold()
+    Corrections(lake.events).upsert(5, 5, "written later")
+    assert on_its_way(site, name, since) is None
+    lake.events.sql(
+        "INSERT INTO modak.load_labels (table_id, label, state) SELECT table_id, 'l', 'staged' FROM modak.tables"
+    )
+    assert on_its_way(site, name, mark(site)) == "staged loads"
+    lake.events.sql("DELETE FROM modak.load_labels")
+    lake.events.sql(
+        "INSERT INTO modak.op_log (op_id, table_id, kind, phase) SELECT 'x', table_id, 'ingest', 'planned'"
+        " FROM modak.tables"
+    )
+    assert on_its_way(site, name, mark(site)) == "an operation (ingest) under way"
+    lake.events.sql("INSERT INTO modak.pauses (table_id, paused_by) SELECT table_id, 'me' FROM modak.tables")
+    with pytest.raises(ModakError, match="do not come to an end"):
+        beside(lambda: False)(site, lake.leader.epoch, name, mark(site))
+
+
+def test_rows_that_a_mirrors_pump_has_not_read_are_erased_too(lake: Lake) -> None:
+    table = Mirrored.create(lake.site, lake.leader.epoch, rows="SELECT i, i, 'row ' || i FROM generate_series(1, 50) i")
+    table.sql("INSERT INTO @ VALUES (51, 51, 'secret')", "UPDATE @ SET body = 'secret' WHERE id = 7")
+    table.sql("UPDATE @ SET body = 'public again' WHERE id = 51")
+    done = erase_rows(lake.site, lake.leader.epoch, table.name, "body = 'secret'")
+    assert (done.heap_rows, done.waiting, done.found) == (1, 0, 0)
+    table.pump()
+    assert table.is_same()
+    state = lake.site.reader.state(table.name)
+    for snapshot in lake.site.lake.snapshots(lake.site.lake.load(state.table.lake)):  # type: ignore[arg-type]
+        bodies = {row["body"] for row in readers.static_rows(state.cutline.metadata_location, snapshot.id)}
+        assert "secret" not in bodies
+    table.close()
+
+
+@pytest.mark.parametrize("point", ASKING)
+def test_a_crash_leaves_an_erasure_that_the_next_leader_takes_up(lake: Lake, point: str) -> None:
+    def asked_and_answered(leader: Leader, *conditions: str) -> None:
+        for condition in conditions:
+            erasures.ask(lake.site, lake.events.name, condition)
+        writer = lake.site.writer(leader.epoch)
+        while (asked := erasures.claim(writer)) is not None:
+            assert asked.condition == "id = 5"
+            erasures.answer(writer, asked.erasure_id, {"waiting": 0}, None)
+
+    faults.arm(Fault(point))
+    with pytest.raises(InjectedFault):
+        asked_and_answered(lake.leader, "id = 5")
+    faults.arm(None)
+    lake.leader.__exit__(None, None, None)
+    with Leader.campaign(lake.site, 5) as successor:
+        asked_and_answered(successor)
+    left = lake.events.sql("SELECT condition, answered_at IS NOT NULL FROM modak.erasures")
+    assert left == ([] if point == "erasures.before_ask" else [(None, True)])
+
+
+@pytest.mark.parametrize("point", WITHDRAWING)
+def test_an_erasure_is_withdrawn_as_long_as_nobody_has_begun_it(lake: Lake, point: str) -> None:
+    asked = erasures.ask(lake.site, lake.events.name, "id = 5")
+    faults.arm(Fault(point))
+    with pytest.raises(InjectedFault):
+        erasures.withdraw(lake.site, asked)
+    faults.arm(None)
+    assert erasures.withdraw(lake.site, asked) == (point == WITHDRAWING[0])
+    writer = lake.site.writer(lake.leader.epoch)
+    assert erasures.claim(writer) is None
+    begun = erasures.ask(lake.site, lake.events.name, "id = 6")
+    assert erasures.claim(writer) is not None
+    assert not erasures.withdraw(lake.site, begun)

@@ -182,8 +182,17 @@ def test_one_small_file_in_each_of_many_partitions_does_not_hide_those_that_can_
     for each in files:
         first.take(each)
     assert first.more_small
-    again = Candidates(2, 10 * MB, (), first.crowded())
+    again = first.crowded()
     for each in files:
         again.take(each)
     assert [each.file.path for each in again.small] == ["a", "b"]
     assert not again.more_small
+
+
+def test_files_with_too_few_deletes_do_not_hide_those_that_are_due() -> None:
+    found = Candidates(2, 10 * MB, least_deletes=2)
+    for each in (*(file(f"one {n}", deletes=1) for n in range(5)), file("due", deletes=2)):
+        found.take(each)
+    assert [each.file.path for each in found.under_deletes] == ["due"]
+    assert not found.more_under_deletes
+    assert not found.small, "what is under deletes is not for the bin-pack"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from modak.catalog import profiles
+from modak.lake.iceberg.catalog import IcebergLake
 from modak.postgres.dsn import Dsn
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
@@ -81,6 +82,28 @@ def test_files_go_up_and_come_down_whole_through_each_kind_of_trouble(
         assert proxy.broken[fault]
 
 
+def test_listings_and_deletes_go_on_when_answers_break_off(s3_server: S3Server) -> None:
+    root = f"s3://{s3_server.new_bucket()}/r"
+    straight = Store.of(root, s3_server.props)
+    for number in range(1_500):
+        straight.write(f"{root}/{number:05d}", b"x")
+    with StoreProxy(s3_server.endpoint, seed=1, rate=0, faults=("half_answer",)) as proxy:
+        store = Store.of(root, {**s3_server.props, "s3.endpoint": proxy.endpoint})
+        proxy.rate, proxy.most = 1, 3
+        names: list[str] = []
+        for entry in store.list():
+            names.append(entry.uri)
+            if len(names) == 1_000:
+                proxy.most = proxy.broken.total() + 3
+        assert names == [f"{root}/{number:05d}" for number in range(1_500)], "each once"
+        proxy.most = proxy.broken.total() + 3
+        assert store.read(names[0]) == b"x"
+        proxy.most = proxy.broken.total() + 3
+        assert store.delete(names) == 1_500
+        assert list(straight.list()) == []
+        assert proxy.broken["half_answer"] >= 9
+
+
 def test_a_store_that_does_not_answer_is_asked_again(
     s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +129,35 @@ def shaky(
             with site.connect() as conn:
                 profiles.create(conn, "shaky", f"s3://{s3_server.new_bucket()}/lake", credentials="test")
             yield site, proxy
+
+
+def test_iceberg_reads_on_when_answers_break_off(shaky: tuple[Site, StoreProxy]) -> None:
+    site, proxy = shaky
+    proxy.rate = 0
+    with Leader.campaign(site, 5) as leader:
+        events = Events.create(site)
+        register(site, RegisterRequest(events.name, ("id",), "ts", profile="shaky"))
+        tier(site, leader.epoch, events.name)
+        lake = site.lake.load(site.reader.state(events.name).table.lake)
+        assert lake is not None
+        assert lake.snapshot_id is not None
+        name, snapshot = lake.identifier, lake.snapshot_id
+        proxy.rate, proxy.faults = 1, ("half_answer",)
+
+        def breaking_off() -> IcebergLake:
+            proxy.most = proxy.broken.total() + 3
+            return site.lake
+
+        assert breaking_off().load(name) == lake
+        assert sorted(found.file.rows for found in breaking_off().files(name, snapshot)) == [100, 100]
+        assert len(breaking_off().partitions(name, snapshot)) == 2
+        assert len(list(breaking_off().reachable(name))) == 2
+        assert len(breaking_off().manifests(name, snapshot)[0]) == 1
+        assert len(breaking_off().snapshots(lake)) == 1
+        assert proxy.broken["half_answer"] == 18
+        events.sql('SELECT modak_upsert(\'public.events\', \'{"id": 1, "ts": 1, "body": "new"}\')')
+        breaking_off()
+        assert fold(site, leader.epoch, events.name).replaced == 1
 
 
 @pytest.mark.full

@@ -26,6 +26,7 @@ from modak.tables.retention.run import retain
 from modak.tables.site import Site
 from modak.tables.tiering.run import tier
 from modak.tables.verify.run import verify
+from tests.mirror.pumping import Mirrored
 from tests.profiles.conftest import SECRET
 from tests.s3_fixtures import S3Server
 from tests.tables.conftest import settings_for, through_spark
@@ -58,7 +59,7 @@ def _files(site: Site, events: Events) -> list[str]:
     return [entry.uri for entry in site.store.list(location)]
 
 
-def _lake_rows(site: Site, name: TableName) -> set[tuple[Any, ...]]:
+def lake_rows(site: Site, name: TableName) -> set[tuple[Any, ...]]:
     """The lake as PyIceberg reads it, with the credentials that a user would give it."""
     from pyiceberg.table import StaticTable
 
@@ -77,14 +78,14 @@ def test_a_tiered_table_lives_on_s3_from_registration_to_its_end(
     for table in (events, beside):
         report = tier(s3_lake, s3_leader.epoch, table.name)
         assert report.rows == 200
-    assert _lake_rows(s3_lake, events.name) == {(i, i, f"row {i}") for i in range(200)}
+    assert lake_rows(s3_lake, events.name) == {(i, i, f"row {i}") for i in range(200)}
     assert all(uri.startswith("s3://") for uri in _files(s3_lake, events))
     assert all(uri.startswith("file://") for uri in _files(s3_lake, beside))
     for table in (events, beside):
         table.sql(f'SELECT modak_upsert(\'public.{table.name.name}\', \'{{"id": 150, "ts": 150, "body": "new"}}\')')
         assert fold(s3_lake, s3_leader.epoch, table.name).replaced == 1
     rows = {(i, i, "new" if i == 150 else f"row {i}") for i in range(200)}
-    assert _lake_rows(s3_lake, events.name) == rows
+    assert lake_rows(s3_lake, events.name) == rows
     with snapshot(s3_lake.spark, settings=s3_lake.settings) as point:
         for table in (events, beside):
             assert {tuple(row) for row in point.read(str(table.name)).collect()} == rows | {
@@ -93,7 +94,7 @@ def test_a_tiered_table_lives_on_s3_from_registration_to_its_end(
     report = verify(s3_lake, events.name)
     assert (report.differing_rows, report.findings) == (0, ())
     assert retain(s3_lake, s3_leader.epoch, events.name).moved_to == "100"
-    assert _lake_rows(s3_lake, events.name) == {row for row in rows if row[1] >= 100}
+    assert lake_rows(s3_lake, events.name) == {row for row in rows if row[1] >= 100}
     settings = s3_lake.spark.sparkContext.getConf().getAll() + list(s3_lake.spark.conf.getAll.items())
     assert not [pair for pair in settings if SECRET in str(pair)], "a page of Spark's UI would show it"
     assert not [command for command in _commands() if SECRET in command], "ps would show it"
@@ -150,7 +151,7 @@ def test_one_daemon_serves_both_profiles_and_one_that_comes_later(
     for _ in range(2):
         cycle(s3_lake, s3_leader, Schedule(), threading.Event())
     for table in tables:
-        assert _lake_rows(s3_lake, table.name) == {(i, i, f"row {i}") for i in range(200)}
+        assert lake_rows(s3_lake, table.name) == {(i, i, f"row {i}") for i in range(200)}
     places = {s3_lake.reader.state(table.name).table.location.partition(":")[0] for table in tables}
     assert places == {"s3", "file"}
 
@@ -173,4 +174,21 @@ def test_files_of_the_profiles_store_are_adopted_by_url(s3_lake: Site, s3_leader
         remote.upload(tmp_path / "file", f"{exports}/part-{number}.parquet")
     assert ingest(s3_lake, Request(events.name, (f"{exports}/part-*.parquet",), "parquet")).adopted_files == 2
     assert len(ingest(s3_lake, Request(events.name, (f"{exports}/",), "parquet")).plan.known) == 2
-    assert {(1000, 10, "x"), (1001, 11, "x")} <= _lake_rows(s3_lake, events.name)
+    assert {(1000, 10, "x"), (1001, 11, "x")} <= lake_rows(s3_lake, events.name)
+
+
+@pytest.mark.spark
+def test_a_mirrored_table_is_copied_and_followed_on_s3(
+    s3_lake: Site, s3_leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.mirror.pump.plan.DRIVER_ROWS", 0)
+    rows = "SELECT i, i, 'row ' || i FROM generate_series(1, 100) AS i"
+    table = Mirrored.create(s3_lake, s3_leader.epoch, rows=rows, profile="bucket")
+    table.sql(
+        "INSERT INTO @ SELECT i, i, 'new ' || i FROM generate_series(101, 150) AS i",
+        "UPDATE @ SET body = body || '!' WHERE id % 7 = 0",
+        "DELETE FROM @ WHERE id % 10 = 0",
+    )
+    assert table.pump().changes == 50 + 21 + 15
+    table.close()
+    assert lake_rows(s3_lake, table.name) == {tuple(row.values()) for row in table.heap()}

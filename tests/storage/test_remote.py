@@ -78,3 +78,14 @@ def test_files_cross_between_a_folder_and_a_bucket(root: str, tmp_path: Path, s3
     remote.copy(f"{root}/a", f"{other}/a", remote.identity(f"{root}/a")[1])
     remote.copy(f"{other}/a", f"file://{tmp_path}/back", remote.identity(f"{other}/a")[1])
     assert (tmp_path / "back").read_bytes() == b"data" * 1000
+
+
+def test_what_is_too_large_for_one_copy_is_carried(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"s3://{s3_server.new_bucket()}/r"
+    access.use([Key(root, s3_server.props)])
+    monkeypatch.setattr(remote, "_COPY_LIMIT", 1 << 20)
+    monkeypatch.setattr(remote, "_PART", 5 << 20)
+    data = bytes(range(256)) * (11 << 12)
+    _write(f"{root}/a", data)
+    remote.copy(f"{root}/a", f"{root}/b", remote.identity(f"{root}/a")[1])
+    assert read_range(f"{root}/b", 0, len(data)) == data

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, LiteralString
 
@@ -24,9 +25,11 @@ from modak.core.faults import InjectedFault
 from modak.core.names import TableName
 from modak.runtime import working
 from modak.runtime.leader import Leader
-from modak.tables.maintenance import health, requests
+from modak.tables.maintenance import erasures, health, requests
+from modak.tables.maintenance.erase import erase_rows
 from modak.tables.maintenance.loads import clean_failed_loads
 from modak.tables.maintenance.run import MaintenanceReport, maintain
+from modak.tables.maintenance.settling import beside
 from modak.tables.site import Site
 from modak.tables.upkeep import release_tags
 
@@ -37,6 +40,8 @@ POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 10.0
 LONGEST_WAIT_SECONDS = 300.0
 """A table whose pass cannot run is tried again after so long; the pause doubles from the first to the longest."""
+ERASING_SECONDS = 60.0
+"""How often a table is looked at whose erased rows some reader still holds."""
 _JOIN_SECONDS = 120.0
 _LAST: LiteralString = "SELECT table_id, maintained_at FROM modak.lake_stats WHERE maintained_at IS NOT NULL"
 
@@ -110,55 +115,75 @@ class Maintainer:
         self._leader = leader
         self._stopping = stopping
         self._begun = site.clock.now()
-        self._failures: dict[int, int] = {}
-        self._again: dict[int, float] = {}
+        self._failures: dict[TableName, int] = {}
+        self._again: dict[TableName, float] = {}
+        self._looked: dict[TableName, float] = {}
 
     def turn(self) -> None:
         """Claim what is asked for, and run what is due."""
+        while not self._stopping() and erasures.asked_for(self._site):
+            asked = erasures.claim(self._site.writer(self._leader.epoch))
+            if asked is None:
+                break
+            erase(self._site, self._leader, asked, self._stopping)
         while not self._stopping() and requests.waiting(self._site):
             claimed = requests.claim(self._site.writer(self._leader.epoch))
             if claimed is None:
                 break
             answer(self._site, self._leader, claimed, self._stopping)
-        for record in self._due():
+        for name in [*self._erasing(), *(record.name for record in self._due())]:
             if self._stopping():
                 return
-            self._pass(record)
+            self._pass(name)
 
-    def _pass(self, record: TableRecord) -> None:
+    def _pass(self, name: TableName) -> None:
         """One scheduled pass; what keeps it from running is told, and holds up nobody else."""
         try:
-            run(self._site, self._leader, record.name, self._stopping)
+            run(self._site, self._leader, name, self._stopping)
         except (NotLeader, InjectedFault):
             raise
         except Exception as raised:
             if isinstance(raised, ModakError) and raised.code == "spark.gateway_lost":
                 raise
-            times = min(self._failures.get(record.table_id, 0), 20)
+            times = min(self._failures.get(name, 0), 20)
             pause = min(FIRST_WAIT_SECONDS * 2.0**times, LONGEST_WAIT_SECONDS)
-            self._failures[record.table_id] = working.failed("maintenance", str(record.name), raised, pause)
-            self._again[record.table_id] = self._site.clock.monotonic() + pause
-            fields = {"table": str(record.name), "again_in_seconds": round(pause)}
+            self._failures[name] = working.failed("maintenance", str(name), raised, pause)
+            self._again[name] = self._site.clock.monotonic() + pause
+            fields = {"table": str(name), "again_in_seconds": round(pause)}
             if isinstance(raised, ModakError):
                 log.error("maintenance.failed", code=raised.code, error=raised.message, hint=raised.hint, **fields)
             else:
                 log.error("maintenance.crashed", code="maintenance.crashed", exc_info=raised, **fields)
         else:
-            self._failures.pop(record.table_id, None)
-            self._again.pop(record.table_id, None)
-            working.well("maintenance", str(record.name))
+            self._failures.pop(name, None)
+            self._again.pop(name, None)
+            working.well("maintenance", str(name))
+
+    def _erasing(self) -> list[TableName]:
+        """Tables with snapshots that go as soon as their readers do, each now and then."""
+        now = self._site.clock.monotonic()
+        ready = [
+            name
+            for name in erasures.waiting(self._site)
+            if now - self._looked.get(name, float("-inf")) >= ERASING_SECONDS and self._again.get(name, now) <= now
+        ]
+        self._looked.update(dict.fromkeys(ready, now))
+        return ready
 
     def _due(self) -> list[TableRecord]:
         interval = timedelta(seconds=self._site.settings.maintenance.interval_seconds)
         with self._site.connect(autocommit=True) as conn:
             last = dict(conn.execute(_LAST).fetchall())
             held = operators.pauses(conn)
-        now = self._site.clock.now()
+        now, patient = self._site.clock.now(), self._site.clock.monotonic()
         # A new table, or a catalog that never saw maintenance: counted from the start of this lead.
-        patient = self._site.clock.monotonic()
-        waiting = {table_id for table_id, until in self._again.items() if until > patient}
-        tables = (record for record in self._site.reader.tables() if record.table_id not in held.keys() | waiting)
-        return [record for record in tables if now - last.get(record.table_id, self._begun) >= interval]
+        return [
+            record
+            for record in self._site.reader.tables()
+            if record.table_id not in held
+            and self._again.get(record.name, patient) <= patient
+            and now - last.get(record.table_id, self._begun) >= interval
+        ]
 
 
 def run(
@@ -178,6 +203,34 @@ def run(
     if record is not None:
         health.maintained(writer, record.table_id)
     return report
+
+
+def erase(site: Site, leader: Leader, asked: erasures.Asked, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Execute an erasure and tell whoever waits for it."""
+    writer = site.writer(leader.epoch)
+    log.info("erase.asked", table=str(asked.table), erasure=asked.erasure_id)
+    try:
+        done = erase_rows(
+            site,
+            leader.epoch,
+            asked.table,
+            asked.condition,
+            settle=beside(stopping),
+            erasure_id=asked.erasure_id,
+        )
+    except (NotLeader, InjectedFault):
+        raise
+    except ModakError as error:
+        erasures.answer(writer, asked.erasure_id, {}, f"{error.code}: {error.message}")
+        if error.code == "spark.gateway_lost":
+            raise
+        log.warning("erase.failed", table=str(asked.table), erasure=asked.erasure_id, code=error.code)
+    except Exception as crash:
+        # Whoever waits must not wait for ever.
+        erasures.answer(writer, asked.erasure_id, {}, f"erase.crashed: {type(crash).__name__}")
+        raise
+    else:
+        erasures.answer(writer, asked.erasure_id, asdict(done), None)
 
 
 def _release(site: Site, writer: CatalogWriter, name: TableName) -> None:

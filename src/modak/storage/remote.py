@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from modak.core.errors import Conflict, ModakError, Refused
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.storage.access import Key, key_of
 from modak.storage.client import backend, translated, trouble
@@ -232,9 +232,7 @@ def _copy_inside(source: str, target: str) -> None:
     import obstore
 
     (there, from_key), (here, to_key) = opened(source), opened(target)
-    if size(source) > _COPY_LIMIT:
-        raise Refused("storage.too_large", f"{source} has more than 5 GiB.", hint="Use --rewrite for it.")
-    if there is not here:
+    if there is not here or size(source) > _COPY_LIMIT:
         _carry(source, target)
         return
 
@@ -250,13 +248,26 @@ def _copy_inside(source: str, target: str) -> None:
 
 
 def _carry(source: str, target: str) -> None:
-    """From one store to another there is no server between them: the bytes come by here, through a scratch file."""
-    import tempfile
+    """What no server copies (from store to store, or too large for one request) comes by here, a window at a time."""
+    import obstore
 
-    with tempfile.TemporaryDirectory(prefix="modak-carry-") as folder:
-        scratch = Path(folder) / "file"
-        fetch(source, scratch)
-        upload(scratch, target)
+    client, key = opened(target)
+    length = size(source)
+
+    def once() -> None:
+        with RemoteFile(source, _PART) as file:
+            try:
+                # Not as a context: that would complete what an error has cut short.
+                writer = obstore.open_writer(client, key, buffer_size=_PART)
+                while piece := file.read(_PART):
+                    writer.write(piece)
+                writer.close()
+            except trouble() as error:
+                raise translated(error, f"write {target}") from error
+        if (found := size(target)) != length:
+            raise ModakError("storage.failed", f"{target} has {found} of {length} bytes.", retryable=True)
+
+    patiently(once)
 
 
 def gone(uri: str) -> ModakError:

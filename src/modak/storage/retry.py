@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeVar
 
 from modak.core.errors import ModakError
@@ -21,13 +21,15 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
 
-def patiently(work: Callable[[], Value], *, sleep: Callable[[float], None] = time.sleep) -> Value:
-    """Do it, again after a `ModakError` that another try may help; for work that may be done twice."""
+def patiently(
+    work: Callable[[], Value], *, sleep: Callable[[float], None] = time.sleep, only: Container[str] | None = None
+) -> Value:
+    """Do it, again after a `ModakError` that another try may help (of some codes); for work that may be done twice."""
     for attempt in range(1, TRIES + 1):
         try:
             return work()
         except ModakError as error:
-            if not error.retryable or attempt == TRIES:
+            if not error.retryable or attempt == TRIES or (only is not None and error.code not in only):
                 raise
             sleep(pause(attempt))
     raise AssertionError("unreachable")

@@ -7,17 +7,22 @@ chunks, so a folder with millions of files is never held in memory; deletes go o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
 from modak.storage.client import backend, translated, trouble
+from modak.storage.retry import TRIES, patiently, pause
 from modak.storage.uri import local_path, normal
+
+Value = TypeVar("Value")
 
 __all__ = ["Entry", "Store", "normal"]
 
@@ -64,23 +69,31 @@ class Store:
         import obstore
 
         prefix = self._key(prefix_uri) if prefix_uri is not None else ""
-        try:
-            for chunk in obstore.list(self._backend, prefix=prefix or None, chunk_size=_CHUNK):
-                for meta in chunk:
-                    if self._is_inside(meta["path"]):
-                        yield Entry(f"{self.root}/{meta['path']}", meta["size"], meta["last_modified"])
-        except trouble() as error:
-            raise translated(error, f"list {prefix_uri or self.root}") from error
+        last: str | None = None
+        tried = 1
+        while True:
+            try:
+                for chunk in obstore.list(self._backend, prefix=prefix or None, offset=last, chunk_size=_CHUNK):
+                    tried = 1
+                    for meta in chunk:
+                        last = meta["path"]
+                        if self._is_inside(last):
+                            yield Entry(f"{self.root}/{last}", meta["size"], meta["last_modified"])
+                return
+            except trouble() as error:
+                failure = translated(error, f"list {prefix_uri or self.root}")
+                if self._folder is not None or not failure.retryable or tried == TRIES:
+                    raise failure from error
+            # Object stores list in the order of names: what comes after the last one is still to come.
+            time.sleep(pause(tried))
+            tried += 1
 
     def folders(self, prefix_uri: str) -> Sequence[str]:
         """The folders right below a folder; itself when files lie in it too, so that together they hold all of it."""
         import obstore
 
         prefix = self._key(prefix_uri)
-        try:
-            found = obstore.list_with_delimiter(self._backend, prefix or None)
-        except trouble() as error:
-            raise translated(error, f"list {prefix_uri}") from error
+        found = self._ask(lambda: obstore.list_with_delimiter(self._backend, prefix or None), f"list {prefix_uri}")
         if found["objects"]:
             return [normal(prefix_uri)]
         return [f"{self.root}/{one}" for one in found["common_prefixes"]]
@@ -91,10 +104,8 @@ class Store:
         deleted = 0
         while chunk := tuple(islice(keys, _CHUNK)):
             reach("storage.deleting")
-            try:
-                deleted += self._delete_local(chunk) if self._folder else self._delete_remote(chunk)
-            except trouble() as error:
-                raise translated(error, f"delete files below {self.root}") from error
+            delete = self._delete_local if self._folder else self._delete_remote
+            deleted += self._ask(partial(delete, chunk), f"delete files below {self.root}")
             reach("storage.deleted")
         return deleted
 
@@ -123,12 +134,11 @@ class Store:
         """The whole of a small file."""
         import obstore
 
+        key = self._key(uri)
         try:
-            return bytes(obstore.get(self._backend, self._key(uri)).bytes())
+            return self._ask(lambda: bytes(obstore.get(self._backend, key).bytes()), f"read {uri}")
         except FileNotFoundError:
             raise _gone(uri) from None
-        except trouble() as error:
-            raise translated(error, f"read {uri}") from error
 
     def write(self, uri: str, content: bytes) -> None:
         """Create a file; `storage.exists` if there is one already."""
@@ -154,12 +164,24 @@ class Store:
     def _head(self, uri: str) -> Any | None:
         import obstore
 
+        key = self._key(uri)
         try:
-            return obstore.head(self._backend, self._key(uri))
+            return self._ask(lambda: obstore.head(self._backend, key), f"look at {uri}")
         except FileNotFoundError:
             return None
-        except trouble() as error:
-            raise translated(error, f"look at {uri}") from error
+
+    def _ask(self, work: Callable[[], Value], what: str) -> Value:
+        """Ask the store for something that may be asked for twice; what is not there stays a FileNotFoundError."""
+
+        def once() -> Value:
+            try:
+                return work()
+            except FileNotFoundError:
+                raise
+            except trouble() as error:
+                raise translated(error, what) from error
+
+        return once() if self._folder is not None else patiently(once)
 
     def _delete_local(self, keys: Sequence[str]) -> int:
         import obstore

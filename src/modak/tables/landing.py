@@ -18,13 +18,14 @@ import structlog
 from modak.catalog.journal import Journal
 from modak.catalog.records import TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
-from modak.core.errors import Conflict, Refused
+from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
 from modak.core.ids import OpId
 from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.lake.changes import Change, RemoveTag
 from modak.lake.model import PIN_TAG, PUBLISHED_TAG, LakeTable, Prepared, attempt_folder
+from modak.storage.retry import pause
 from modak.tables.foreign import refuse_foreign_rows
 from modak.tables.site import Site
 from modak.tables.tidy import discard_attempt
@@ -35,6 +36,9 @@ TRIES = 30
 POLITE_TRIES = 3
 """After so many lost races (somebody compacts in a loop) the others wait for us while we prepare."""
 _AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
+_BROKEN = "lake.storage"
+BROKEN_TRIES = 5
+"""How often a commit is prepared anew because the store has failed."""
 
 
 Changes = Callable[[LakeTable, TableState], Sequence[Change]]
@@ -62,6 +66,7 @@ def land(
     """Make one lake commit of an operation that is in `phase`; raises only when trying again cannot help."""
     journal = Journal(writer)
     someone_pins = False
+    broken = 0
     for attempt in range(1, TRIES + 1):
         state = site.reader.state(name)
         record = state.table
@@ -96,6 +101,13 @@ def land(
             someone_pins = someone_pins or conflict.code == "catalog.new_pin"
             log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
             site.clock.sleep(random.uniform(0.02, 0.1) * min(attempt, 10))  # noqa: S311
+        except ModakError as error:
+            broken += 1
+            if error.code != _BROKEN or broken == BROKEN_TRIES:
+                raise
+            discard_attempt(site, record.location, op_id, attempt)
+            log.warning("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=error.message)
+            site.clock.sleep(pause(broken))
     raise AssertionError("unreachable")
 
 

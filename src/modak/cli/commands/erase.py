@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from modak.cli.output import note, number, paint, say
 from modak.cli.parsing import TableOption, pairs
-from modak.core.errors import UsageError
+from modak.core.errors import ModakError, UsageError
 from modak.core.names import TableName
 
 if TYPE_CHECKING:
     from modak.tables.maintenance.erase import Erased
+    from modak.tables.site import Site
+
+POLL_SECONDS = 0.3
+PATIENCE_SECONDS = 60.0
+"""How long a leader may be gone before whoever waits is told."""
 
 
 def erase(
@@ -25,17 +31,19 @@ def erase(
         typer.Option("--pk", metavar="VALUE", help="The row of a key; column=value for each of several key columns."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows and change nothing.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Erase in this process, under the same lock as a worker.")
+    ] = False,
     wait: Annotated[
         float,
-        typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="How long to wait for another worker to give up the lead."
-        ),
+        typer.Option("--wait", metavar="SECONDS", min=0, help="With --local: how long to wait for the lead."),
     ] = 20.0,
 ) -> None:
     """Erase rows from heap, delta, lake and every retained snapshot.
 
-    Files are rewritten without the rows, older snapshots expire as soon as no reader holds them, and a scan of what is
-    left proves that nothing matches any more.
+    A worker that leads does it beside its other work; without one it is done here. Files are rewritten without the
+    rows, older snapshots expire as soon as no reader holds them, and a scan of what is left proves that nothing matches
+    any more.
     """
     name = TableName.parse(table)
     if (where is None) == (not pk):
@@ -51,13 +59,65 @@ def erase(
             say(f"{number(heap)} rows of the heap and {number(lake)} of the lake would be erased.")
             note("Nothing was changed.")
             return
-        from modak.runtime.leader import Leader
+        from modak.tables.maintenance.requests import leader as leading
 
-        with Leader.campaign(site, wait) as leader:
-            done = erase_rows(site, leader.epoch, name, condition)
+        if not local and leading(site) is not None:
+            done = _ask(site, name, condition)
+        else:
+            from modak.runtime.leader import Leader
+
+            with Leader.campaign(site, wait) as leader:
+                done = erase_rows(site, leader.epoch, name, condition)
     _show(done)
     if done.waiting:
         raise typer.Exit(1)
+
+
+def _ask(site: Site, name: TableName, condition: str) -> Erased:
+    """File the erasure, and wait until the leader has done it."""
+    from modak.tables.maintenance import erasures
+    from modak.tables.maintenance.erase import refuse_unreadable
+
+    refuse_unreadable(site, name, condition)
+    erasure = erasures.ask(site, name, condition)
+    note(f"Erasure {erasure} of {name} is filed; the worker that leads executes it …")
+    try:
+        return _wait(site, name, erasure)
+    except KeyboardInterrupt:
+        if erasures.withdraw(site, erasure):
+            note("It had not begun and is withdrawn.")
+        else:
+            note(f"The worker goes on with it; modak.erasures tells what becomes of erasure {erasure}.")
+        raise
+
+
+def _wait(site: Site, name: TableName, erasure: int) -> Erased:
+    from modak.tables.maintenance import erasures
+    from modak.tables.maintenance.erase import Erased
+    from modak.tables.maintenance.requests import leader
+
+    alone_since: float | None = None
+    while True:
+        found = erasures.look(site, erasure)
+        if found is None:
+            raise ModakError("erase.gone", f"{name} was unregistered while its erasure waited.")
+        if found.error:
+            raise ModakError("erase.failed", f"Erasure {erasure} of {name} failed: {found.error}")
+        if found.answered and found.outcome is not None:
+            return Erased(**found.outcome)
+        if leader(site) is not None:
+            alone_since = None
+        elif alone_since is None:
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since > PATIENCE_SECONDS:
+            taken_back = erasures.withdraw(site, erasure)
+            raise ModakError(
+                "erase.no_leader",
+                f"The worker went away; erasure {erasure} "
+                + ("is withdrawn, nothing was changed." if taken_back else "is finished by the next one that leads."),
+                hint="Start one with modak-worker run, or erase here with --local.",
+            )
+        time.sleep(POLL_SECONDS)
 
 
 def _keys(given: list[str]) -> dict[str, str] | str:

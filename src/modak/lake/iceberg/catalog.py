@@ -7,11 +7,12 @@ deleted through storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
-from modak.core.errors import Refused
+from modak.core.errors import ModakError, Refused
 from modak.lake.changes import Change, Range
 from modak.lake.iceberg import prepare, read
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
@@ -33,9 +34,13 @@ from modak.postgres.dsn import Dsn
 from modak.spark.credentials import FILE_IO, java_credentials, needed_schemes
 from modak.spark.gateway import Gateway
 from modak.storage.access import Key, missing
+from modak.storage.retry import TRIES, patiently, pause
 from modak.storage.uri import normal
 
+Value = TypeVar("Value")
+
 _FILE_IO = FILE_IO
+_BROKEN = frozenset({"lake.storage"})
 _LOCATION: LiteralString = """
     SELECT metadata_location FROM modak_iceberg.iceberg_tables
     WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s
@@ -74,12 +79,16 @@ class IcebergLake:
 
     def load(self, name: LakeName) -> LakeTable | None:
         """The table as it is now, or nothing."""
-        table = self._table(name)
-        if table is None:
-            return None
-        with self._java.doing(f"reading {name}"):
-            current = table.operations().current()
-            return read.table_of(name, current.metadataFileLocation(), read.metadata_of(self._java, current))
+
+        def once() -> LakeTable | None:
+            table = self._table(name)
+            if table is None:
+                return None
+            with self._java.doing(f"reading {name}"):
+                current = table.operations().current()
+                return read.table_of(name, current.metadataFileLocation(), read.metadata_of(self._java, current))
+
+        return self._patiently(once)
 
     def load_at(self, name: LakeName, metadata_location: str) -> LakeTable:
         """The table as a metadata file describes it, current or not."""
@@ -138,33 +147,41 @@ class IcebergLake:
 
     def overlapping_files(self, name: LakeName, column: str, lower: int | None, upper: int | None) -> int:
         """How many live data files may hold rows with `lower <= column < upper`."""
-        return read.count_files(self._java, self._existing(name), Range(column, lower, upper))
+        rows = Range(column, lower, upper)
+        return self._patiently(lambda: read.count_files(self._java, self._existing(name), rows))
 
     def files(
         self, name: LakeName, snapshot_id: int, *, column: str | None = None, rows: Range | None = None
     ) -> Iterator[LakeFile]:
         """The data files of a snapshot, streamed; with the bounds of `column`, and only those that may hold `rows`."""
-        return read.live_files(self._java, self._existing(name), snapshot_id, column=column, rows=rows)
+        return self._streamed(
+            lambda: read.live_files(self._java, self._existing(name), snapshot_id, column=column, rows=rows),
+            lambda found: found.file.path,
+        )
 
     def equality_deletes(self, name: LakeName, snapshot_id: int) -> Iterator[EqualityDeletes]:
         """The equality delete files of a snapshot, streamed."""
-        return read.equality_deletes(self._java, self._existing(name), snapshot_id)
+        return self._streamed(
+            lambda: read.equality_deletes(self._java, self._existing(name), snapshot_id), lambda found: found.path
+        )
 
     def needed_deletes(self, name: LakeName, snapshot_id: int, without: Iterable[str]) -> set[str]:
         """Delete files that a snapshot's data files need, leaving some data files out."""
-        return read.needed_deletes(self._java, self._existing(name), snapshot_id, without)
+        gone = list(without)
+        return self._patiently(lambda: read.needed_deletes(self._java, self._existing(name), snapshot_id, gone))
 
     def partitions(self, name: LakeName, snapshot_id: int) -> list[str]:
         """The lake partitions of a snapshot's live files, by Iceberg's own names."""
-        return read.partitions(self._java, self._existing(name), snapshot_id)
+        return self._patiently(lambda: read.partitions(self._java, self._existing(name), snapshot_id))
 
     def manifests(self, name: LakeName, snapshot_id: int) -> tuple[list[int], list[int]]:
         """The sizes of a snapshot's data manifests and delete manifests."""
-        return read.manifests(self._java, self._existing(name), snapshot_id)
+        return self._patiently(lambda: read.manifests(self._java, self._existing(name), snapshot_id))
 
     def reachable(self, name: LakeName) -> Iterator[str]:
         """Every data and delete file that any snapshot reaches, streamed; some come more than once."""
-        return (normal(path) for path in read.reachable(self._java, self._existing(name)))
+        paths = self._streamed(lambda: read.reachable(self._java, self._existing(name)), lambda path: path)
+        return map(normal, paths)
 
     def java_table(self, name: LakeName) -> Any:
         """Iceberg's own table, as other clients of the catalog have it."""
@@ -177,12 +194,16 @@ class IcebergLake:
             plain = self._java.jvm.org.apache.hadoop.conf.Configuration()
             file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
             reading = file_io(_FILE_IO, self._map(self._properties), plain)
+            reading.setCredentials(java_credentials(self._java.jvm, self._keys))
             operations = self._java.iceberg.StaticTableOperations(metadata_location, reading)
             return self._java.iceberg.BaseTable(operations, str(name))
 
     def referenced_in(self, folder_uri: str, metadata_location: str) -> set[str]:
         """Which files of an attempt's folder the metadata references; reads the manifest list of every snapshot."""
-        return read.referenced(self._java, self._io, metadata_location, normal(folder_uri), every_snapshot=True)
+        folder = normal(folder_uri)
+        return self._patiently(
+            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=True)
+        )
 
     def leftovers(self, prepared: Prepared) -> list[str]:
         """What a landed commit's folder holds and nothing references: manifests merged away while it was prepared."""
@@ -192,8 +213,10 @@ class IcebergLake:
         """Files of a landed attempt's folder that the metadata which it wrote does not reference."""
         folder = normal(folder_uri)
         # Only the attempt's own snapshots can have brought its manifests in, and its own metadata lists all of them.
-        used = read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False)
-        return sorted(set(read.listed(self._java, self._io, folder)) - used)
+        used = self._patiently(
+            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False)
+        )
+        return sorted(set(self._patiently(lambda: read.listed(self._java, self._io, folder))) - used)
 
     def purge(self, name: LakeName) -> str | None:
         """The folder that holds everything of a table, to be deleted after its pointer row is gone."""
@@ -297,6 +320,35 @@ class IcebergLake:
         return table
 
     def _metadata(self, location: str) -> read.Metadata:
-        with self._java.doing(f"reading {location}"):
-            parser = self._java.iceberg.TableMetadataParser
-            return read.metadata_of(self._java, parser.read(self._io, location))
+        def once() -> read.Metadata:
+            with self._java.doing(f"reading {location}"):
+                parser = self._java.iceberg.TableMetadataParser
+                return read.metadata_of(self._java, parser.read(self._io, location))
+
+        return self._patiently(once)
+
+    def _patiently(self, work: Callable[[], Value]) -> Value:
+        """Look again when a store's answer broke off: Iceberg's client asks again for a request, not for a body."""
+        return patiently(work, only=_BROKEN) if self._is_remote else work()
+
+    def _streamed(self, begin: Callable[[], Iterator[Value]], name: Callable[[Value], str]) -> Iterator[Value]:
+        """A listing that begins anew when the store breaks off in the middle of it; nothing is told twice."""
+        if not self._is_remote:
+            yield from begin()
+            return
+        told: set[str] = set()
+        for attempt in range(1, TRIES + 1):
+            try:
+                for each in begin():
+                    if name(each) not in told:
+                        told.add(name(each))
+                        yield each
+                return
+            except ModakError as error:
+                if error.code not in _BROKEN or attempt == TRIES:
+                    raise
+                time.sleep(pause(attempt))
+
+    @property
+    def _is_remote(self) -> bool:
+        return bool(needed_schemes(self._keys))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.lake.decode import arrow_schema
-from modak.lake.iceberg.output import local_path, open_output, storage_errors
+from modak.lake.iceberg.output import mapped, open_output
 from modak.lake.iceberg.read import partition_of
 from modak.lake.iceberg.scan import scan_file
 from modak.lake.match import KeySet
@@ -154,6 +154,6 @@ def _some(column: pa.Array) -> Any:
 def _load(deleted: DeletedKeys) -> pa.Table:
     tables = []
     for uri in deleted.uris:
-        with storage_errors(uri), pa.memory_map(str(local_path(uri))) as source:
+        with mapped(uri) as source:
             tables.append(pa.ipc.open_file(source).read_all())
     return pa.concat_tables(tables).sort_by(_SEQUENCE)

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
 
+from modak.core.errors import ModakError
 from modak.lake.changes import Range
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.iceberg.schema import columns_of, layout_of
@@ -192,10 +193,21 @@ def _vectors_of(java: Java, tasks: Any, specs: Any, deletes: Any) -> dict[str, l
     for text in java.texts(tasks.stream().flatMap(each).distinct().toList(), _to_json(java, specs)):
         entry = json.loads(text)
         target = entry.get("referenced-data-file")
+        if _is_positional(entry) and entry["file-format"].lower() != "puffin":
+            # Format 3 takes no new ones, and who leaves one unread brings deleted rows back.
+            raise ModakError(
+                "lake.position_deletes",
+                f"{entry['file-path']} is a positional delete file of an older table format.",
+                hint="Let the tool that wrote it rewrite its position deletes as vectors.",
+            )
         if entry["file-format"].lower() == "puffin" and target is not None:
             vector = Vector(text, entry["record-count"], entry["file-size-in-bytes"], entry["file-path"], target)
             found.setdefault(target, []).append(vector)
     return found
+
+
+def _is_positional(entry: Mapping[str, Any]) -> bool:
+    return str(entry["content"]).lower().replace("_", "-") == "position-deletes"
 
 
 def equality_deletes(java: Java, table: Any, snapshot_id: int) -> Iterator[EqualityDeletes]:

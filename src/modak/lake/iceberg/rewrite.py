@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.lake.iceberg.equality import Hidden
 from modak.lake.iceberg.files import FileWriter
-from modak.lake.iceberg.output import local_path, storage_errors
+from modak.lake.iceberg.output import parquet_file, storage_errors
 from modak.lake.iceberg.scan import POSITION, scan_file
 from modak.lake.iceberg.vectors import read_vector, vector_uri, write_vector
 from modak.lake.model import DataFile, LakeColumn, LakeFile, Vector
@@ -164,8 +163,8 @@ def _array(bits: BitMap64) -> Any:
 def _dictionaries(path: str) -> set[str]:
     """Columns that are worth a dictionary, by what the first file of a bin has."""
     try:
-        with storage_errors(path):
-            metadata = pq.read_metadata(local_path(path))
+        with storage_errors(path), parquet_file(path) as file:
+            metadata = file.metadata
     except pa.ArrowException:
         # Reading its rows says what is wrong with it.
         return set()

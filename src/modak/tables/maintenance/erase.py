@@ -1,16 +1,17 @@
 """Rows gone everywhere: heap, delta, lake, and every snapshot that is kept.
 
-Corrections are folded first, so the lake says what readers see. Heap rows are deleted by SQL, and what the capture
-triggers make of that is folded too. Lake rows are found by Spark as (file, position) and hidden by deletion vectors in
-one commit; then the debt pass writes the files anew and expiry takes every older snapshot that no reader holds. What is
-held stays open in `modak.erasures`, and later maintenance passes finish it. The driver holds the positions of one file.
+Heap rows are deleted by SQL first. Then everything that was on its way before (corrections, loads, exports, changes of
+a mirror) arrives in the lake (`settling.py`), so that the lake holds all that is left. Its rows are found by Spark as
+(file, position) and hidden by deletion vectors in one commit; then the debt pass writes the files anew and expiry takes
+every older snapshot that no reader holds. What is held stays open in `modak.erasures`, and later maintenance passes
+finish it. The driver holds the positions of one file.
 """
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -32,10 +33,10 @@ from modak.lake.changes import Change, RowDelta
 from modak.lake.model import LakeFile, LakeTable, Prepared, Vector, data_folder
 from modak.postgres.connect import translate
 from modak.storage.uri import normal
-from modak.tables.fold.run import fold
 from modak.tables.landing import land
 from modak.tables.maintenance import erasures
 from modak.tables.maintenance.run import maintain
+from modak.tables.maintenance.settling import Settle, by_itself, mark
 from modak.tables.site import Site
 from modak.tables.tidy import give_up, tidy_landed
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ROUNDS = 3
+PASSES = 6
+"""How often files are rewritten and snapshots expired before neighbours count as too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,51 +92,116 @@ def count(site: Site, name: TableName, where: str) -> tuple[int, int]:
     return heap, int(lake)
 
 
-def erase_rows(site: Site, epoch: Epoch, name: TableName, where: str) -> Erased:
+def refuse_unreadable(site: Site, name: TableName, where: str) -> None:
+    """Refuse a condition that Postgres cannot read; Spark reads it later."""
+    with site.connect(autocommit=True) as conn:
+        _heap(conn, "SELECT 1 FROM {} WHERE ({}) LIMIT 0", name, where)
+
+
+def erase_rows(
+    site: Site,
+    epoch: Epoch,
+    name: TableName,
+    where: str,
+    *,
+    settle: Settle = by_itself,
+    erasure_id: int | None = None,
+) -> Erased:
     """Erase every row that matches, in the name of a leader's epoch."""
     try:
-        return _erase(site, epoch, name, where)
+        return _erase(site, epoch, name, where, settle, erasure_id)
     except psycopg.Error as error:
         raise translate(error) from error
 
 
-def _erase(site: Site, epoch: Epoch, name: TableName, where: str) -> Erased:
+def _erase(site: Site, epoch: Epoch, name: TableName, where: str, settle: Settle, erasure_id: int | None) -> Erased:
     writer = site.writer(epoch)
     state = site.reader.state(name)
     if state.table.frozen is not None:
         raise Refused("lake.frozen", "A foreign snapshot has frozen publication.", hint="modak-worker accept first.")
     count(site, name, where)
-    erasure = erasures.begin(writer, state.table.table_id, hashlib.sha256(where.encode()).hexdigest())
-    if state.table.mode == "tiered":
-        fold(site, epoch, name)
+    erasure = erasures.begin(writer, state.table.table_id, where) if erasure_id is None else erasure_id
     reach("erase.before_heap")
     with site.connect() as conn:
         heap = _heap(conn, "DELETE FROM {} WHERE ({})", name, where)
         conn.commit()
     reach("erase.after_heap")
-    if state.table.mode == "tiered":
-        fold(site, epoch, name)
+    settle(site, epoch, name, mark(site))
     lake_rows = sum(_hide(site, writer, name, where) for _ in range(ROUNDS))
-    below = _first_clean(site, state)
+    dirty, below = _under_deletes(site, state)
     erasures.erased(writer, erasure, below, {"heap_rows": heap, "lake_rows": lake_rows})
-    report = maintain(site, epoch, name)
-    if report.failed:
-        first = report.failed[0]
-        raise ModakError("erase.incomplete", f"{first.name} failed: {first.error}", hint="Run the command again.")
-    rewritten = sum(one.counters.get("files_before", 0) for one in report.passes)
-    expired = sum(one.counters.get("snapshots", 0) for one in report.passes)
-    return _proved(site, name, where, Erased(heap, lake_rows, rewritten, expired, 0), below)
+    done, below = _rewritten(site, epoch, name, Erased(heap, lake_rows, 0, 0, 0), dirty, below, erasure)
+    _forget_keys(site, state)
+    return _proved(site, name, where, done, below)
 
 
-def _first_clean(site: Site, state: TableState) -> int:
-    """The sequence number of the first snapshot whose files hold none of the rows."""
+def _rewritten(
+    site: Site, epoch: Epoch, name: TableName, done: Erased, dirty: Collection[str], below: int, erasure: int
+) -> tuple[Erased, int]:
+    """Write files anew and expire snapshots until only readers hold any; what went, and which snapshots may be left."""
+    for again in range(PASSES):
+        report = maintain(site, epoch, name)
+        if report.failed:
+            first = report.failed[0]
+            raise ModakError("erase.incomplete", f"{first.name} failed: {first.error}", hint="Run the command again.")
+        done = replace(
+            done,
+            files_rewritten=done.files_rewritten + sum(one.counters.get("files_before", 0) for one in report.passes),
+            snapshots_expired=done.snapshots_expired + sum(one.counters.get("snapshots", 0) for one in report.passes),
+        )
+        state = site.reader.state(name)
+        lake = site.lake.load(state.table.lake)
+        assert lake is not None
+        clean = _first_without(site, lake, dirty, below)
+        if clean is not None and clean > below:
+            # Neighbours have committed between the hiding and the rewrite: their snapshots hold the old files too.
+            below = clean
+            erasures.erased(site.writer(epoch), erasure, below, {})
+        if clean is not None and (state.pins or not _older(site, lake, below)):
+            return done, below
+        # A neighbour was faster with some file, or its operation was still reading old snapshots.
+        site.clock.sleep(0.5 * (again + 1))
+    if clean is None:
+        raise ModakError(
+            "erase.incomplete", f"Files of {name} are being replaced all the time.", hint="Run the command again."
+        )
+    return done, below
+
+
+def _under_deletes(site: Site, state: TableState) -> tuple[frozenset[str], int]:
+    """Files whose hidden rows may be those that were erased, and the first sequence number that can be without them."""
     lake = site.lake.load(state.table.lake)
     if lake is None or lake.snapshot_id is None:
-        return 0
+        return frozenset(), 0
     current = next(each for each in site.lake.snapshots(lake) if each.id == lake.snapshot_id)
-    hidden = any(each.deletes for each in site.lake.files(lake.identifier, lake.snapshot_id))
-    # Hidden rows are still in their files: only what the debt pass writes next is without them.
-    return current.sequence_number + hidden
+    files = site.lake.files(lake.identifier, lake.snapshot_id)
+    dirty = frozenset(each.file.path for each in files if each.deletes)
+    return dirty, current.sequence_number + bool(dirty)
+
+
+def _first_without(site: Site, lake: LakeTable, dirty: Collection[str], below: int) -> int | None:
+    """The first sequence number from `below` on whose snapshot has none of the files."""
+    if lake.snapshot_id is None or not dirty:
+        return below
+    later = [each for each in site.lake.snapshots(lake) if each.sequence_number >= below]
+    for each in sorted(later, key=lambda one: one.sequence_number):
+        if not any(found.file.path in dirty for found in site.lake.files(lake.identifier, each.id)):
+            return each.sequence_number
+    return None
+
+
+def _older(site: Site, lake: LakeTable, below: int) -> list[int]:
+    """Snapshots that may still show the rows."""
+    kept = site.lake.snapshots(lake)
+    return [each.id for each in kept if each.sequence_number < below and each.id != lake.snapshot_id]
+
+
+def _forget_keys(site: Site, state: TableState) -> None:
+    """Keys that the pump keeps on the local disk may be those of erased rows; it reads them again as it needs them."""
+    from modak.tables.mirror.names import slot_name
+
+    slot = slot_name(state.table.table_id, site.dsn.dbname)
+    shutil.rmtree(site.settings.home.path / "mirror" / slot / "keys", ignore_errors=True)
 
 
 def _proved(site: Site, name: TableName, where: str, done: Erased, below: int) -> Erased:
@@ -141,10 +209,9 @@ def _proved(site: Site, name: TableName, where: str, done: Erased, below: int) -
     state = site.reader.state(name)
     lake = site.lake.load(state.table.lake)
     assert lake is not None
-    kept = site.lake.snapshots(lake)
-    held = [each for each in kept if each.sequence_number < below and each.id != lake.snapshot_id]
-    if held:
+    if held := _older(site, lake, below):
         return replace(done, waiting=len(held))
+    kept = site.lake.snapshots(lake)
     with site.connect(autocommit=True) as conn:
         found = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, where) + _delta(conn, state, where)
     for each in kept:

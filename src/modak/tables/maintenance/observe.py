@@ -35,6 +35,8 @@ class Candidates:
     limit: int
     target: int
     cut: tuple[int, ...] = ()
+    least_deletes: int = 1
+    """Delete files that make a file due; one with fewer is neither due nor small."""
     only: frozenset[str] | None = None
     """Partitions whose small files are wanted; None: of all."""
     under_deletes: list[LakeFile] = field(default_factory=list)
@@ -46,6 +48,8 @@ class Candidates:
     def take(self, found: LakeFile) -> None:
         """Look at one file."""
         if found.deletes:
+            if found.deletes < self.least_deletes:
+                return
             if len(self.under_deletes) < self.limit:
                 self.under_deletes.append(found)
             else:
@@ -60,9 +64,10 @@ class Candidates:
             else:
                 self.more_small = True
 
-    def crowded(self) -> frozenset[str]:
-        """Partitions that have small files to join."""
-        return frozenset(partition for partition, count in self.per_partition.items() if count > 1)
+    def crowded(self) -> Candidates:
+        """For another look, at small files of partitions that have several to join."""
+        several = frozenset(partition for partition, count in self.per_partition.items() if count > 1)
+        return Candidates(self.limit, self.target, self.cut, self.least_deletes, several)
 
 
 def observe(site: Site, name: TableName, policy: Policy, *, files: bool = True, ours: Collection[str] = ()) -> Observed:
@@ -81,7 +86,9 @@ def observed(
     snapshots = tuple(site.lake.snapshots(lake))
     bounds = bounds_of(site, state, lake, {each.id: each.sequence_number for each in snapshots}, ours=ours)
     cut = cuts(state, lake)
-    candidates = Candidates(policy["rewrite_max_input_files"], policy["rewrite_target_bytes"], cut)
+    erase_below = _erasing(site, state.table.table_id)
+    least = 1 if erase_below is not None else policy["delete_compaction_min_deletes"]
+    candidates = Candidates(policy["rewrite_max_input_files"], policy["rewrite_target_bytes"], cut, least)
     manifests: list[int] = []
     dangling = 0
     if lake.snapshot_id is not None:
@@ -91,7 +98,7 @@ def observed(
             candidates.take(found)
         if candidates.more_small:
             # One small file in each of very many partitions must not hide those that can be joined.
-            candidates = Candidates(candidates.limit, candidates.target, cut, candidates.crowded())
+            candidates = candidates.crowded()
             for found in site.lake.files(lake.identifier, lake.snapshot_id, column=state.table.tier_key):
                 candidates.take(found)
         current = next(each for each in snapshots if each.id == lake.snapshot_id)
@@ -111,7 +118,7 @@ def observed(
         bounds=bounds,
         now_millis=round(site.clock.now().timestamp() * 1000),
         cut=cut,
-        erase_below=_erasing(site, state.table.table_id),
+        erase_below=erase_below,
         blocked=_blocked(state, lake),
     )
 

@@ -153,12 +153,6 @@ def _gather(
     from modak.lake.iceberg.equality import plan_gathering
 
     tasks = plan_gathering(site.lake.equality_deletes(lake.identifier, base), lake.schema, folder)
-    if not tasks:
-        raise ModakError(
-            "lake.foreign_deletes",
-            f"Data files of {lake.identifier} carry positional delete files of an older format.",
-            hint="Let the tool that wrote them rewrite its position deletes; ours are vectors.",
-        )
     counts = engine.gather([task for _, task in tasks])
     groups: dict[Any, list[tuple[str, int]]] = defaultdict(list)
     columns = {key: task.columns for key, task in tasks}

@@ -20,7 +20,7 @@ from pyroaring import BitMap64
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.lake.iceberg.files import FileWriter
-from modak.lake.iceberg.output import local_path, open_output, storage_errors
+from modak.lake.iceberg.output import mapped, open_output, storage_errors
 from modak.lake.iceberg.scan import scan_file, scan_schema
 from modak.lake.model import DataFile, LakeColumn, LakeTable
 from modak.tables.mirror.pump.events import ENDS, FRESH, LOOSE, NET, PUT, TIER, image_name, root_name, unknown_name
@@ -240,7 +240,7 @@ def keep_rows(uri: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) ->
 def write_rows(item: Rows) -> list[DataFile]:
     """Inside a task: turn rows into data files."""
     writer = item.target.writer(item.task)
-    with writer, storage_errors(item.uri), pa.memory_map(str(local_path(item.uri))) as source:
+    with writer, mapped(item.uri) as source:
         reader = pa.ipc.open_file(source)
         for at in range(reader.num_record_batches):
             batch = reader.get_batch(at)
