@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from modak.lake.model import Snapshot
 from modak.runtime.leader import Leader
+from modak.tables import upkeep
 from modak.tables.upkeep import surplus
 from tests.tables.events import Events
 
@@ -49,6 +54,27 @@ def test_a_pinned_snapshot_is_tagged_when_it_is_superseded_and_untagged_when_the
     assert set(tags(events).values()) == {pinned}
     events.sql(f"SELECT modak_read_end({pin})")
     events.tier(leader)
+    assert tags(events) == {}
+    assert not events.site.reader.state(events.name).unfinished
+
+
+def test_whoever_comes_second_to_release_a_tag_has_nothing_left_to_do(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.register()
+    events.tier(leader)
+    ((pin,),) = events.sql("SELECT pin_id FROM modak_read_begin('public.events')")
+    tier_one_more(events, leader, 300)
+    events.sql(f"SELECT modak_read_end({pin})")
+    writer, alone = events.site.writer(leader.epoch), upkeep.commit_aside
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(upkeep, "commit_aside", alone)
+        assert upkeep.release_tags(events.site, writer, events.name)
+        alone(*arguments)
+
+    monkeypatch.setattr(upkeep, "commit_aside", overtaken)
+    assert upkeep.release_tags(events.site, writer, events.name)
     assert tags(events) == {}
     assert not events.site.reader.state(events.name).unfinished
 

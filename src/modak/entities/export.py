@@ -78,16 +78,21 @@ def export_share(share: Export) -> Exported:
     source = Source(share.address, share.snapshot, share.tables, share.schema, share.timeout_seconds, share.lanes)
     reach("entities.share_started")
     unfit: list[Unfit] = []
-    if share.lanes.count > 1:
-        drafts = _in_lanes(share, source, unfit)
-    else:
-        with _writer(share) as writer:
-            for rows in rows_of(source, share.keys):
-                unfit += rows.unfit
-                writer.write(rows.fit())
-            drafts = writer.close()
-            reach("entities.share_written")
+    drafts = (_in_lanes if share.lanes.count > 1 else _in_one)(share, source, unfit)
+    try:
+        reach("entities.share_written")
+    except BaseException:
+        share.objects.delete([draft.tmp for draft in drafts])
+        raise
     return Exported(tuple(drafts), tuple(unfit))
+
+
+def _in_one(share: Export, source: Source, unfit: list[Unfit]) -> list[Draft]:
+    with _writer(share) as writer:
+        for rows in rows_of(source, share.keys):
+            unfit += rows.unfit
+            writer.write(rows.fit())
+        return writer.close()
 
 
 def _in_lanes(share: Export, source: Source, unfit: list[Unfit]) -> list[Draft]:
@@ -110,7 +115,6 @@ def _in_lanes(share: Export, source: Source, unfit: list[Unfit]) -> list[Draft]:
                 drafts += [draft for part in parts if part.exception() is None for draft in part.result()]
                 for part in parts:
                     part.result()
-        reach("entities.share_written")
     except BaseException:
         share.objects.delete([draft.tmp for draft in drafts])
         raise

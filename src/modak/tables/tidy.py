@@ -203,6 +203,16 @@ def _is_somebody_at(site: Site, state: TableState, op: OpRecord, copying: bool) 
     return op.kind == COPY and not copying and _is_copying(site, state.table.table_id)
 
 
+@contextmanager
+def unless_done() -> Iterator[None]:
+    """A neighbour may be tidying the same operation; whoever comes second has nothing left to do."""
+    try:
+        yield
+    except Conflict as lost:
+        if lost.code != "journal.moved_on":
+            raise
+
+
 def finish_operations(
     site: Site, writer: CatalogWriter, state: TableState, *, copying: bool = False
 ) -> list[tuple[OpRecord, int]]:
@@ -211,20 +221,24 @@ def finish_operations(
     A first copy runs in a command of its own, beside the daemon; who is not that command lets it work.
     """
     handled: list[tuple[OpRecord, int]] = []
-    journal = Journal(writer)
     for op in state.unfinished:
-        if _is_somebody_at(site, state, op, copying):
-            continue
-        if op.landed or journal.landed(op.op_id):
-            current = site.reader.op(op.op_id) or op
-            if current.phase is OpPhase.COMMITTED:
-                removed = tidy_landed(site, writer, state, current)
-                ended = site.reader.op(op.op_id)
-                # One that waits for a pin is looked at in every cycle and has nothing to tell.
-                if removed or ended is None or ended.phase is OpPhase.DONE:
-                    handled.append((current, removed))
-            continue
+        if not _is_somebody_at(site, state, op, copying):
+            with unless_done():
+                handled += _finish(site, writer, state, op)
+    return handled
+
+
+def _finish(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> list[tuple[OpRecord, int]]:
+    journal = Journal(writer)
+    if not op.landed and not journal.landed(op.op_id):
         removed = discard_operation(site, state.table.location, op)
         journal.abandon(op.op_id, op.phase)
-        handled.append((op, removed))
-    return handled
+        return [(op, removed)]
+    current = site.reader.op(op.op_id) or op
+    if current.phase is not OpPhase.COMMITTED:
+        return []
+    removed = tidy_landed(site, writer, state, current)
+    ended = site.reader.op(op.op_id)
+    # One that waits for a pin is looked at in every cycle and has nothing to tell.
+    told = removed or ended is None or ended.phase is OpPhase.DONE
+    return [(current, removed)] if told else []

@@ -24,7 +24,7 @@ from modak.lake.changes import Change, ExpireSnapshots
 from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot
 from modak.tables.landing import Changes, land
 from modak.tables.site import Site
-from modak.tables.tidy import discard_operation, finish_operations
+from modak.tables.tidy import discard_operation, finish_operations, unless_done
 
 log = structlog.get_logger()
 
@@ -46,7 +46,8 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
         if error.code != "lake.nothing_changed":
             raise
     for op in lapsed:
-        Journal(writer).note(op.op_id, cleanup={"tagged": []})
+        with unless_done():
+            Journal(writer).note(op.op_id, cleanup={"tagged": []})
     finish_operations(site, writer, site.reader.state(name))
     return True
 
