@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +114,60 @@ def test_an_open_writer_is_waited_for_only_so_long_and_then_nothing_was_made(fre
         assert (busy.value.code, busy.value.retryable) == ("postgres.busy", True)
     with connect(fresh_database, autocommit=True) as conn:
         assert slot_state(conn, "late") is None
+
+
+_SLOW_DOOR = """
+import socket, sys, threading, time
+def forward(source, target):
+    while data := source.recv(65536):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
+def serve(client, slow):
+    time.sleep(slow)
+    server = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    for pair in ((client, server), (server, client)):
+        threading.Thread(target=forward, args=pair, daemon=True).start()
+with socket.create_server(("127.0.0.1", 0)) as door:
+    print(door.getsockname()[1], flush=True)
+    for number in range(2):
+        threading.Thread(target=serve, args=(door.accept()[0], 2.0 * number), daemon=True).start()
+    time.sleep(60)
+"""
+"""A server whose second connection, the request to cancel, is answered two seconds late."""
+
+
+@contextmanager
+def slow_to_cancel(dsn: Dsn) -> Iterator[Dsn]:
+    command = [sys.executable, "-c", _SLOW_DOOR, str(dsn.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as door:
+        assert door.stdout is not None
+        try:
+            yield replace(dsn, host="127.0.0.1", port=int(door.stdout.readline()))
+        finally:
+            door.kill()
+
+
+def test_other_threads_go_on_while_the_server_is_slow_to_cancel(fresh_database: Dsn) -> None:
+    over, longest = threading.Event(), 0.0
+
+    def tick() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while not over.wait(0.01):
+            now = time.monotonic()
+            last, longest = now, max(longest, now - last)
+
+    with connect(fresh_database) as writer, slow_to_cancel(fresh_database) as slow:
+        writer.execute("CREATE TABLE t (k int)")
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        started = time.monotonic()
+        with pytest.raises(ModakError), created_slot(slow, "late", patience_seconds=0.2):
+            pass
+        over.set()
+        ticking.join()
+    assert time.monotonic() - started > 2.0
+    assert longest < 1.5
 
 
 def test_advancing_backwards_changes_nothing(fresh_database: Dsn) -> None:

@@ -66,6 +66,7 @@ class IcebergLake:
         self._catalog_schema = catalog_schema
         self._properties = dict(properties or {})
         self._keys = tuple(keys)
+        self._identifiers: dict[LakeName, Any] = {}
         self.warehouse = normal(warehouse)
         self.namespace = namespace
 
@@ -288,9 +289,11 @@ class IcebergLake:
         return made
 
     def _identifier(self, name: LakeName) -> Any:
-        names = self._java.iceberg.catalog
-        levels = self._java.array("java.lang.String", name.namespace)
-        return names.TableIdentifier.of(names.Namespace.of(levels), name.name)
+        if name not in self._identifiers:
+            names = self._java.iceberg.catalog
+            levels = self._java.array("java.lang.String", name.namespace)
+            self._identifiers[name] = names.TableIdentifier.of(names.Namespace.of(levels), name.name)
+        return self._identifiers[name]
 
     def _table(self, name: LakeName) -> Any | None:
         self._require_credentials(name)

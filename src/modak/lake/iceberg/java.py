@@ -7,7 +7,7 @@ Chunks bound what is in flight on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,14 +86,37 @@ def _told(thrown: Any) -> str:
     return message if not reason or reason in message else f"{message} ({reason})"
 
 
+class _Names:
+    """A package or a class, whose parts are asked for once: Py4J asks the JVM for every part of a name, every time."""
+
+    def __init__(self, named: Any) -> None:
+        self._named = named
+
+    def __getattr__(self, name: str) -> Any:
+        from py4j.java_gateway import JavaClass, JavaPackage
+
+        found = getattr(self._named, name)
+        if isinstance(found, JavaClass | JavaPackage):
+            found = _Names(found)
+        self.__dict__[name] = found
+        return found
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._named(*arguments)
+
+
 class Java:
     """A JVM with Iceberg in it, and the few idioms that keep calls to it few."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.jvm = gateway.jvm
+        self.jvm = _Names(gateway.jvm)
         self.iceberg = self.jvm.org.apache.iceberg
+        self._types: dict[str, Any] = {}
         self._handles: dict[tuple[str, ...], Any] = {}
+        self._lasting: dict[int, Any] = {}
+        """Handles that are the same for every call, by identity; so is what is made of them alone."""
+        self._made: dict[tuple[object, ...], Any] = {}
         self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
 
     @contextmanager
@@ -123,6 +146,11 @@ class Java:
 
     def type(self, name: str) -> Any:
         """A class by name, or a primitive type; `.Name` is one of Iceberg's."""
+        if name not in self._types:
+            self._types[name] = self._type(name)
+        return self._types[name]
+
+    def _type(self, name: str) -> Any:
         if name in _PRIMITIVES:
             return getattr(self.jvm.java.lang, _PRIMITIVES[name]).TYPE
         return self.jvm.java.lang.Class.forName(_ICEBERG + name[1:] if name[0] == "." else name, True, self._loader)
@@ -155,11 +183,27 @@ class Java:
             invoke = self.jvm.java.lang.invoke
             shape = invoke.MethodType.methodType(self.type(returns), self.objects(map(self.type, takes)))
             lookup = invoke.MethodHandles.publicLookup()
-            self._handles[key] = getattr(lookup, find)(self.type(owner), name, shape)
+            self._handles[key] = self._last(getattr(lookup, find)(self.type(owner), name, shape))
         return self._handles[key]
+
+    def _last(self, handle: Any) -> Any:
+        self._lasting[id(handle)] = handle
+        return handle
+
+    def _once(self, how: str, handles: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """What is made of handles; kept when they last."""
+        if not all(id(handle) in self._lasting for handle in handles):
+            return make()
+        key = (how, *map(id, handles))
+        if key not in self._made:
+            self._made[key] = self._last(make())
+        return self._made[key]
 
     def after(self, first: Any, *then: Any) -> Any:
         """One handle that calls several in a row, each on the result of the one before."""
+        return self._once("after", (first, *then), lambda: self._in_a_row(first, then))
+
+    def _in_a_row(self, first: Any, then: Sequence[Any]) -> Any:
         for handle in then:
             fitting = handle.asType(handle.type().changeParameterType(0, first.type().returnType()))
             first = self.jvm.java.lang.invoke.MethodHandles.filterReturnValue(first, fitting)
@@ -193,7 +237,8 @@ class Java:
         return self._proxy("java.util.function.Predicate", handle)
 
     def _proxy(self, interface: str, handle: Any) -> Any:
-        return self.jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(self.type(interface), handle)
+        proxies = self.jvm.java.lang.invoke.MethodHandleProxies
+        return self._once(interface, (handle,), lambda: proxies.asInterfaceInstance(self.type(interface), handle))
 
     def array(self, element: str, items: Sequence[Any]) -> Any:
         """A Java array of a few objects."""

@@ -108,7 +108,8 @@ def created_slot(dsn: Dsn, name: str, *, patience_seconds: float = 30.0) -> Iter
     )
     with replication_connection(dsn) as conn:
         reach("slot.creating")
-        timer = threading.Timer(patience_seconds, conn.cancel)
+        # Not `cancel`: it holds the interpreter's lock until the server answers, and every thread of ours stands still.
+        timer = threading.Timer(patience_seconds, conn.cancel_safe)
         timer.start()
         try:
             row = conn.execute(command).fetchone()
