@@ -20,6 +20,7 @@ from modak.core import faults
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
+from modak.runtime import working
 from tests.support.role import least_privileged
 
 if (Path(__file__).parent / "spark_fixtures.py").exists():
@@ -80,6 +81,7 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     faults.arm(None)
     faults.watch(None)
+    working.forget()
     # A command that ran in this process has set up logs for its own terminal.
     structlog.reset_defaults()
 

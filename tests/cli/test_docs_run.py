@@ -100,7 +100,7 @@ def test_the_commands_of_the_pages_do_what_they_say(
             needs.pop((page, words[0]), lambda: None)()
             said[" ".join(words)] = call(*words).output
     assert "200 rows" in said["tier --table public.events"]
-    assert "1 corrections" in said["compact --table public.events"]
+    assert "1 correction" in said["compact --table public.events"]
     assert (tmp_path / "purchases.csv").read_text().count("9.99") == 299
     assert not needs
 

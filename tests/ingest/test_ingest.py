@@ -337,7 +337,7 @@ def test_the_command_tells_what_it_did(site: Site, cold: Events, tmp_path: Path)
     assert (planned.exit_code, "would be adopted: 2 rows" in planned.stdout) == (0, True), planned.output
     done = call("--file", path)
     assert "ingested public.events: 2 rows" in done.stdout
-    assert "1 files adopted, 0 written; 1 rows of the lake replaced" in done.stdout
+    assert "1 file adopted, 0 written; 1 row of the lake replaced" in done.stdout
     assert "1 of the files are in the lake already" in call("--file", path).stdout
     refused = call("--file", _parquet(tmp_path / "b.parquet", [(1, 900, "hot")]))
     assert refused.exit_code == 1

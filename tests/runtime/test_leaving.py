@@ -161,7 +161,7 @@ def test_a_table_whose_maintenance_cannot_run_waits_alone(site: Site, monkeypatc
         [told] = working.shown()["failing"]
         assert (told["table"], told["code"], told["times"]) == ("public.broken", "lake.broken", 1)
         assert told["hint"] == "Restore it."
-        maintainer._again[1] = 0.0
+        maintainer._again.clear()
         maintainer.turn()
         assert tried.count("public.broken") == 2
         [told] = working.shown()["failing"]

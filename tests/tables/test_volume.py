@@ -43,7 +43,7 @@ class PeakOfWorkers:
             for worker in self._workers(me):
                 try:
                     self.peak = max(self.peak, worker.memory_info().rss)
-                    if self._cpu(worker) > before.get(worker.pid, 0.0) + 0.1:
+                    if self._cpu(worker) > before.get(worker.pid, 0.0) + 0.05:
                         self.busy.add(worker.pid)
                 except psutil.Error:
                     continue
@@ -90,7 +90,7 @@ def test_one_partition_is_cut_into_a_task_for_every_core(cores: int) -> None:
 
 
 def test_one_partition_uses_several_workers(site: Site, leader: Leader) -> None:
-    watched = tier_measured(one_partition(site, "wide", 400_000), leader)
+    watched = tier_measured(one_partition(site, "wide", 1_200_000), leader)
     assert len(watched.busy) >= 2
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST = 4
 REST_SECONDS = 2.0
+_FLUSHES = 15_00_00
+"""The first server that can be asked to."""
 
 
 class Pool:
@@ -95,6 +97,9 @@ class Pool:
                 return
             conn.autocommit = True
             conn.isolation_level = conn.read_only = conn.deferrable = None
+            if conn.info.server_version >= _FLUSHES:
+                # The end of a session would have told the server's statistics at once, and marks are made from them.
+                conn.execute("SELECT pg_catalog.pg_stat_force_next_flush()")
             conn.execute("DISCARD ALL")
         except (psycopg.Error, ModakError):
             conn.close()

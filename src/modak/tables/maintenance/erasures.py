@@ -56,7 +56,9 @@ _WAITING: LiteralString = """
         AND NOT EXISTS (SELECT FROM modak.pauses z WHERE z.table_id = e.table_id)
     ORDER BY 1, 2
 """
-_BELOW: LiteralString = "UPDATE modak.erasures SET below_sequence = %s, evidence = evidence || %s WHERE erasure_id = %s"
+_BELOW: LiteralString = """
+    UPDATE modak.erasures SET below_sequence = %s, evidence = evidence || %s, finished_at = NULL WHERE erasure_id = %s
+"""
 _FINISH: LiteralString = """
     UPDATE modak.erasures SET finished_at = clock_timestamp(), evidence = evidence || %s
     WHERE erasure_id = %s AND finished_at IS NULL
@@ -161,7 +163,7 @@ def _digest(condition: str) -> str:
 
 
 def erased(writer: CatalogWriter, erasure_id: int, below: int, evidence: dict[str, Any]) -> None:
-    """The rows are gone from the present state: older snapshots have to go."""
+    """The rows are gone from the present state: older snapshots have to go, even if all seemed gone."""
     from psycopg.types.json import Jsonb
 
     reach("erasures.before_erased")
