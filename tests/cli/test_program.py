@@ -6,12 +6,14 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modak import __version__
 from modak.cli.family import with_default
+from modak.postgres.embedded import EmbeddedServer
 from tests.cli.conftest import Worker, program
 
 
@@ -93,7 +95,7 @@ def test_the_first_command_says_that_it_starts_a_server(worker: Worker) -> None:
     try:
         first, second = worker("status"), worker("status")
     finally:
-        worker("stop")
+        EmbeddedServer(Path(os.environ["MODAK_HOME"])).destroy()
     assert first.stderr.startswith("Starting the embedded Postgres of ")
     assert second.stderr == ""
     assert first.stdout == second.stdout
