@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from modak.core.faults import Fault, InjectedFault
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import Maintainer
-from modak.tables.maintenance import erasures
+from modak.tables.maintenance import erasures, requests
 from modak.tables.maintenance.erase import by_key, count, erase_rows
 from modak.tables.maintenance.run import maintain
 from modak.tables.maintenance.settling import beside, mark, on_its_way
@@ -159,6 +160,9 @@ def led(lake: Lake) -> Iterator[Lake]:
     stop = threading.Event()
     thread = threading.Thread(target=daemon.run, args=(lake.site,), kwargs={"stop": stop})
     thread.start()
+    deadline = time.monotonic() + 60
+    while requests.leader(lake.site) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
     yield lake
     stop.set()
     thread.join()

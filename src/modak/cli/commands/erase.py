@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from modak.cli.output import note, number, paint, say
 from modak.cli.parsing import TableOption, pairs
-from modak.core.errors import ModakError, UsageError
+from modak.core.errors import ModakError, NotLeader, UsageError
 from modak.core.names import TableName
 
 if TYPE_CHECKING:
@@ -59,14 +60,16 @@ def erase(
             say(f"{number(heap)} rows of the heap and {number(lake)} of the lake would be erased.")
             note("Nothing was changed.")
             return
-        from modak.tables.maintenance.requests import leader as leading
+        from modak.runtime.leader import Leader
 
-        if not local and leading(site) is not None:
-            done = _ask(site, name, condition)
-        else:
-            from modak.runtime.leader import Leader
-
-            with Leader.campaign(site, wait) as leader:
+        with ExitStack() as lead:
+            try:
+                leader = lead.enter_context(Leader.campaign(site, wait if local else 0.0))
+            except NotLeader:
+                if local:
+                    raise
+                done = _ask(site, name, condition)
+            else:
                 done = erase_rows(site, leader.epoch, name, condition)
     _show(done)
     if done.waiting:
