@@ -6,8 +6,11 @@ and sweeps what was kept for readers. `write.py` strings these together with eve
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, LiteralString
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, LiteralString, Self
 
 import psycopg
 
@@ -16,6 +19,8 @@ from modak.core.axis import TierKey
 from modak.core.errors import Conflict
 
 Conn = psycopg.Connection[Any]
+
+_CANCEL_SECONDS = 10.0
 
 _READ_TUPLES: LiteralString = """
     table_id = %(table)s AND folded_generation IS NULL AND pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
@@ -47,6 +52,9 @@ _ASKED: LiteralString = """
         SELECT FROM modak.read_pins p WHERE p.table_id = c.table_id AND p.expires_at > clock_timestamp()
     ), c.snapshot_id, c.generation
     FROM modak.cutline c WHERE c.table_id = %s
+"""
+_PINNED: LiteralString = """
+    SELECT EXISTS (SELECT FROM modak.read_pins p WHERE p.table_id = %s AND p.expires_at > clock_timestamp())
 """
 _SWEEP: LiteralString = """
     DELETE FROM modak.delta WHERE ctid = ANY (ARRAY(
@@ -83,19 +91,72 @@ def retire_delta(conn: Conn, table_id: int, rows: DeltaRange, pg_snapshot: str) 
     if asked is None:
         raise Conflict("catalog.not_registered", f"Table {table_id} is no longer registered.")
     alone, into, generation = asked
-    values = {
+    values = {**_read_tuples(table_id, rows, pg_snapshot), "into": into, "generation": generation}
+    # Without any lake state there is nothing that the tuples could be kept against.
+    keeps = not alone and into is not None
+    done = _without_waiting(conn, _KEEP if keeps else _RETIRE, values)
+    return (0, done) if keeps else (done, 0)
+
+
+class Retiring:
+    """`retire_delta` in a thread of its own: the removal of a million tuples takes a second, and somebody else's core.
+
+    For a transaction that is open while its lake commit is still being prepared. Nobody may be pinned when it begins or
+    when it has ended; otherwise nothing was removed, and `retire_delta` has to do it in its turn.
+    """
+
+    def __init__(self, conn: Conn, table_id: int, rows: DeltaRange, pg_snapshot: str) -> None:
+        self._conn = conn
+        self._table_id = table_id
+        self._values = _read_tuples(table_id, rows, pg_snapshot)
+        self._removed: int | None = None
+        self._thread = threading.Thread(target=self._retire, name="modak retire", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._thread.is_alive():
+            with suppress(psycopg.Error):
+                self._conn.cancel_safe(timeout=_CANCEL_SECONDS)
+        self._thread.join()
+
+    def removed(self) -> int | None:
+        """Wait for the end: how many tuples are gone if this transaction commits; None when it has removed nothing."""
+        self._thread.join()
+        with suppress(psycopg.Error):
+            if self._removed is not None and self._alone():
+                return self._removed
+        with suppress(psycopg.Error):
+            self._conn.rollback()
+        return None
+
+    def _retire(self) -> None:
+        # Whatever goes wrong here is met again, and told, when the tuples are removed in their turn.
+        with suppress(psycopg.Error):
+            pinned = self._conn.execute(_PINNED, (self._table_id,)).fetchone()
+            if pinned and not pinned[0]:
+                self._removed = _without_waiting(self._conn, _RETIRE, self._values)
+
+    def _alone(self) -> bool:
+        asked = self._conn.execute(_ASKED, (self._table_id,)).fetchone()
+        return bool(asked and asked[0])
+
+
+def _read_tuples(table_id: int, rows: DeltaRange, pg_snapshot: str) -> dict[str, Any]:
+    return {
         "table": table_id,
         "snapshot": pg_snapshot,
         "lower": rows.lower,
         "lower_pk": rows.lower_pk,
         "upper": rows.upper,
         "upper_pk": rows.upper_pk,
-        "into": into,
-        "generation": generation,
     }
-    # Without any lake state there is nothing that the tuples could be kept against.
-    keeps = not alone and into is not None
-    statement = _KEEP if keeps else _RETIRE
+
+
+def _without_waiting(conn: Conn, statement: LiteralString, values: Mapping[str, Any]) -> int:
+    """Run a change of read tuples; those that somebody holds are left out rather than waited for."""
     patience = conn.execute("SELECT current_setting('lock_timeout')").fetchone()
     try:
         with conn.transaction():
@@ -104,7 +165,7 @@ def retire_delta(conn: Conn, table_id: int, rows: DeltaRange, pg_snapshot: str) 
             conn.execute("SELECT set_config('lock_timeout', %s, true)", patience)
     except psycopg.errors.LockNotAvailable:
         done = conn.execute(statement + _FREE, values).rowcount
-    return (0, done) if keeps else (done, 0)
+    return done
 
 
 def retire_keys(conn: Conn, table_id: int, keys: Sequence[tuple[str, TierKey]], pg_snapshot: str) -> tuple[int, int]:

@@ -62,6 +62,8 @@ class CommitTransaction:
     cleanup: dict[str, Any] = field(default_factory=dict)
     table_id: int | None = None
     steps: list[Step] = field(default_factory=list)
+    retired: int | None = None
+    """Delta tuples that this transaction has removed before its steps."""
 
     def publish(self, prepared: Prepared) -> None:
         """Make a prepared lake commit (or a new lake table) visible."""
@@ -95,7 +97,9 @@ class CommitTransaction:
         """Take away the delta tuples of a range that were read under this snapshot; comes after the move of S."""
 
         def retire(conn: Conn) -> None:
-            removed, kept = delta.retire_delta(conn, table_id, rows, pg_snapshot)
+            removed, kept = self.retired, 0
+            if removed is None:
+                removed, kept = delta.retire_delta(conn, table_id, rows, pg_snapshot)
             self.count(delta_removed=removed, delta_kept=kept)
 
         self.steps.append(retire)
@@ -285,13 +289,38 @@ class CatalogWriter:
         tx = CommitTransaction(op_id)
         with connect(self.dsn, application="modak commit") as conn:
             self._announce(conn, op_id)
+            self._begin(conn)
             try:
-                conn.execute(_LIMITS, self._limits)
                 moves.hold_pointer(conn, name)
             except psycopg.Error as error:
                 raise explain(error) from error
             yield tx
             self._commit(conn, tx)
+        self._tell(tx)
+
+    @contextmanager
+    def transaction_retiring(
+        self, op_id: OpId, table_id: int, rows: DeltaRange, pg_snapshot: str
+    ) -> Iterator[CommitTransaction]:
+        """The same, but the delta tuples that `retire_delta` will name are removed while the block still runs.
+
+        Who corrects one of these rows meanwhile waits until the end, so the block should take no longer than a second
+        or two. If the removal cannot stay (a reader has come, the connection is gone), it happens in its turn.
+        """
+        tx = CommitTransaction(op_id)
+        with connect(self.dsn, application="modak commit") as conn:
+            self._announce(conn, op_id)
+            self._begin(conn)
+            with delta.Retiring(conn, table_id, rows, pg_snapshot) as retiring:
+                yield tx
+                tx.retired = retiring.removed()
+            lost = conn.closed
+            if not lost:
+                self._commit(conn, tx)
+        if lost:
+            with connect(self.dsn, application="modak commit") as conn:
+                self._announce(conn, op_id)
+                self._commit(conn, tx)
         self._tell(tx)
 
     @contextmanager
@@ -337,6 +366,13 @@ class CatalogWriter:
             raise explain(error) from error
         if row is None:
             raise Conflict("journal.moved_on", f"Operation {op_id} is not prepared: somebody else has dealt with it.")
+
+    def _begin(self, conn: Conn) -> None:
+        """Begin a transaction that waits for nobody for long."""
+        try:
+            conn.execute(_LIMITS, self._limits)
+        except psycopg.Error as error:
+            raise explain(error) from error
 
     def _run(self, conn: Conn, tx: CommitTransaction) -> None:
         # The journal row first: until it is free, nobody can ask about the outcome.

@@ -43,6 +43,8 @@ BROKEN_TRIES = 5
 
 Changes = Callable[[LakeTable, TableState], Sequence[Change]]
 """What a flow wants to change in the lake table as it is now."""
+Begin = Callable[[OpId], AbstractContextManager[CommitTransaction]]
+"""How a flow wants its transaction to begin, at the first attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def land(
     changes: Changes,
     within: Callable[[CommitTransaction, Prepared, TableState], None],
     kind: str,
+    begin: Begin | None = None,
 ) -> Landed:
     """Make one lake commit of an operation that is in `phase`; raises only when trying again cannot help."""
     journal = Journal(writer)
@@ -78,7 +81,7 @@ def land(
             folders=[attempt_folder(record.location, op_id, attempt)],
         )
         try:
-            with _turn(writer, op_id, record, attempt) as tx:
+            with _turn(writer, op_id, record, attempt, begin) as tx:
                 prepared = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
                 tx.require_not_frozen(record.table_id)
                 tx.publish(prepared)
@@ -112,8 +115,10 @@ def land(
 
 
 def _turn(
-    writer: CatalogWriter, op_id: OpId, record: TableRecord, attempt: int
+    writer: CatalogWriter, op_id: OpId, record: TableRecord, attempt: int, begin: Begin | None
 ) -> AbstractContextManager[CommitTransaction]:
+    if begin is not None and attempt == 1:
+        return begin(op_id)
     return writer.transaction(op_id) if attempt <= POLITE_TRIES else writer.transaction_ahead(op_id, record.lake)
 
 

@@ -70,6 +70,7 @@ class Locator:
         self._least_tasks = least_tasks
         self._known: dict[tuple[str, tuple[str, ...]], LocatedFile] = {}
         self._latest: Located | None = None
+        self._files: tuple[int, list[LakeFile]] | None = None
         self._rounds = 0
 
     def at(self, snapshot_id: int | None) -> Located:
@@ -80,11 +81,23 @@ class Locator:
             self._latest = self._located(snapshot_id)
         return self._latest
 
+    def rows_at(self, snapshot_id: int | None) -> int:
+        """How many rows of the snapshot `at` would look through."""
+        if snapshot_id is None or not self._keys:
+            return 0
+        return sum(found.file.rows for found in self._listed(snapshot_id) if _as_seen(found) not in self._known)
+
+    def _listed(self, snapshot_id: int) -> list[LakeFile]:
+        if self._files is None or self._files[0] != snapshot_id:
+            low, high = min(one.lower for one in self._keys), max(one.upper for one in self._keys)
+            rows = Range(self._tier_key, low, _past(high))
+            listed = self._lake.files(self._name, snapshot_id, column=self._tier_key, rows=rows)
+            here = [found for found in listed if any(overlaps(found, one) for one in self._keys)]
+            self._files = (snapshot_id, here)
+        return self._files[1]
+
     def _located(self, snapshot_id: int) -> Located:
-        low, high = min(one.lower for one in self._keys), max(one.upper for one in self._keys)
-        rows = Range(self._tier_key, low, _past(high))
-        listed = self._lake.files(self._name, snapshot_id, column=self._tier_key, rows=rows)
-        here = [found for found in listed if any(overlaps(found, one) for one in self._keys)]
+        here = self._listed(snapshot_id)
         unknown = [found for found in here if _as_seen(found) not in self._known]
         tasks = plan_lookups(
             unknown,

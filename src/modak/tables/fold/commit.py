@@ -8,6 +8,7 @@ files that changed are looked through again before the next attempt; after a few
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, LiteralString
 
@@ -35,6 +36,8 @@ _NONE_STAGED: LiteralString = """
             AND pg_visible_in_snapshot(accepted_xid, %s::pg_snapshot)
     )
 """
+SOON_ROWS = 20_000_000
+"""Up to so many lake rows are looked through while the transaction already removes delta tuples: about a second."""
 MOST_KEPT = 1_000
 """Up to so many files the journal names one by one; tidying then need not ask the snapshot which ones it has."""
 _AT: LiteralString = "SELECT snapshot_id IS NOT DISTINCT FROM %s FROM modak.cutline WHERE table_id = %s"
@@ -62,15 +65,17 @@ class Batch:
 
 def commit(site: Site, writer: CatalogWriter, state: TableState, lake: LakeTable, op_id: OpId, batch: Batch) -> Located:
     """Land a batch; returns what was located in the snapshot on which it landed."""
+    if batch.files and batch.locator.rows_at(lake.snapshot_id) <= SOON_ROWS:
+        return _land(site, writer, state.table.table_id, op_id, batch)
     located = batch.locator.at(lake.snapshot_id)
     if batch.files or located.vectors:
-        return _land(site, writer, op_id, batch)
+        return _land(site, writer, state.table.table_id, op_id, batch)
     # Only tombstones of rows that are nowhere: the lake is already what they ask for.
     _retire(site, writer, state, lake, op_id, batch)
     return located
 
 
-def _land(site: Site, writer: CatalogWriter, op_id: OpId, batch: Batch) -> Located:
+def _land(site: Site, writer: CatalogWriter, table_id: int, op_id: OpId, batch: Batch) -> Located:
     landed: list[Located] = []
 
     def changes(lake: LakeTable, now: TableState) -> Sequence[Change]:
@@ -97,7 +102,12 @@ def _land(site: Site, writer: CatalogWriter, op_id: OpId, batch: Batch) -> Locat
         if len(kept) <= MOST_KEPT:
             tx.tidy_later(kept=kept)
 
-    land(site, writer, batch.plan.table, op_id, OpPhase.WRITING, changes, within, "fold")
+    def begin(op_id: OpId) -> AbstractContextManager[CommitTransaction]:
+        return writer.transaction_retiring(op_id, table_id, batch.plan.whole, batch.pg_snapshot)
+
+    # Few tuples are gone before a thread for them would have started.
+    early = None if batch.plan.in_driver else begin
+    land(site, writer, batch.plan.table, op_id, OpPhase.WRITING, changes, within, "fold", early)
     return landed[0]
 
 

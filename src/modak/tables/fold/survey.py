@@ -18,10 +18,16 @@ _WAITING: LiteralString = """
     table_id = %(table)s AND folded_generation IS NULL AND tier_key < %(t)s
         AND (%(r)s::bigint IS NULL OR tier_key >= %(r)s::bigint)
 """
-_EXTENT: LiteralString = f"""
+_ASKED_FOR: LiteralString = """
     SELECT count(*), min(tier_key), max(tier_key), array_agg(tier_key) FILTER (WHERE version %% %(every)s = 0)
-    FROM (SELECT tier_key, version FROM modak.delta WHERE {_WAITING} LIMIT %(most)s) waiting
+"""
+_EXTENT: LiteralString = f"""
+    {_ASKED_FOR} FROM (SELECT tier_key, version FROM modak.delta WHERE {_WAITING} LIMIT %(most)s) waiting
 """  # noqa: S608
+_WHOLE_EXTENT: LiteralString = f"{_ASKED_FOR} FROM modak.delta WHERE {_WAITING}"
+_SMALL: LiteralString = "SELECT pg_relation_size('modak.delta') <= %s::bigint"
+_ROW_BYTES = 1_024
+"""A delta of at most so many bytes per row of a batch is walked whole: without a limit Postgres uses several cores."""
 _BY_TIER_KEY: LiteralString = f"""
     SELECT n, tier_key, NULL FROM (
         SELECT tier_key, row_number() OVER (ORDER BY tier_key) AS n, lead(1) OVER (ORDER BY tier_key) AS next
@@ -60,7 +66,9 @@ def survey(conn: Conn, state: TableState, below: TierKey | None, batch: int) -> 
         "step": max(1, batch // MARKS),
         "every": max(1, batch // (16 * MARKS)),
     }
-    row: tuple[int, int, int, list[int] | None] | None = conn.execute(_EXTENT, values).fetchone()
+    small = conn.execute(_SMALL, (batch * _ROW_BYTES,)).fetchone()
+    extent = _WHOLE_EXTENT if small and small[0] else _EXTENT
+    row: tuple[int, int, int, list[int] | None] | None = conn.execute(extent, values).fetchone()
     count, first, last, sample = row or (0, 0, 0, None)
     if count > batch:
         found = _marks(conn, _BY_TIER_KEY, values, batch)
