@@ -237,10 +237,15 @@ def test_a_delete_that_a_detach_overtakes_asks_to_be_tried_again(conn: Conn, cat
 def test_rows_that_cannot_be_corrected_are_refused_by_name(conn: Conn, ts: int, reason: str) -> None:
     table = reclaimed(conn)
     conn.execute("UPDATE modak.cutline SET retention_line = 40 WHERE table_id = %s", (table.table_id,))
+    conn.execute("DROP TABLE IF EXISTS pg_temp.refused")
+    conn.execute(f"CREATE TEMP TABLE refused AS SELECT 1::bigint AS id, {ts}::bigint AS ts, 'x' AS body".encode())
     for call in (
         lambda: upsert(conn, table, id=1, ts=ts, body="x"),
         lambda: bulk(conn, table, [{"id": 1, "ts": 250, "body": "x"}, {"id": 1, "ts": ts, "body": "x"}]),
         lambda: scalar(conn, "SELECT modak_delete(%s, '1', %s)", str(table.name), ts),
+        lambda: bulk(conn, table, [{"id": 1, "ts": 250}, {"id": 1, "ts": ts}], "modak_delete_rows"),
+        lambda: conn.execute("SELECT * FROM modak_upsert_from(%s, 'refused')", (str(table.name),)),
+        lambda: conn.execute("SELECT * FROM modak_delete_from(%s, 'refused')", (str(table.name),)),
     ):
         with pytest.raises(errors.CheckViolation, match=reason) as caught:
             call()
@@ -634,6 +639,7 @@ def test_the_route_is_told_when_asked(conn: Conn) -> None:
     ]
 
 
+@pytest.mark.roles
 def test_cold_rows_need_the_rights_that_hot_rows_need(conn: Conn, catalog: Dsn) -> None:
     table = reclaimed(conn)
     upsert(conn, table, id=1, ts=50, body="mine")
@@ -668,6 +674,7 @@ def test_cold_rows_need_the_rights_that_hot_rows_need(conn: Conn, catalog: Dsn) 
     assert delta(conn, table)["1", 50] is None
 
 
+@pytest.mark.roles
 def test_row_security_holds_for_hot_rows_and_closes_the_cold_ones(conn: Conn, catalog: Dsn) -> None:
     table = reclaimed(conn)
     run(conn, table, "ALTER TABLE {} ENABLE ROW LEVEL SECURITY")
@@ -682,6 +689,7 @@ def test_row_security_holds_for_hot_rows_and_closes_the_cold_ones(conn: Conn, ca
     assert (heap(conn, table), delta(conn, table)) == ([(1, 250, "policed")], {})
 
 
+@pytest.mark.roles
 def test_what_the_table_calls_runs_with_the_callers_rights(conn: Conn, catalog: Dsn) -> None:
     conn.execute("CREATE FUNCTION who(text) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN $1 = current_user; END'")
     table = reclaimed(conn, "id bigint, ts bigint, body text DEFAULT current_user CHECK (public.who(body))")
@@ -713,6 +721,7 @@ def test_generated_columns_are_part_of_the_image(conn: Conn, kind: str) -> None:
     assert image(conn, table, "1", 50) == {"id": "1", "ts": "50", "more": "57"}
 
 
+@pytest.mark.roles
 def test_a_worker_without_superuser_rights_is_enough(fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as admin:
         admin.execute("CREATE ROLE modest_worker LOGIN PASSWORD 'plain'; CREATE ROLE modest_writer")

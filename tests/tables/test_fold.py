@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from modak.catalog import pins
+from modak.catalog.records import Pin
 from modak.core import faults
 from modak.runtime.leader import Leader
 from modak.tables.fold.run import fold, plan
@@ -80,9 +81,16 @@ def test_corrections_reach_the_lake_and_every_reader_sees_them(
     truth.check_files()
 
 
+@pytest.mark.parametrize("driver_rows", [20_000, pytest.param(0, marks=pytest.mark.spark)])
 def test_a_correction_made_in_the_middle_of_a_fold_survives_it(
-    site: Site, events: Events, cold: Corrections, leader: Leader
+    site: Site,
+    events: Events,
+    cold: Corrections,
+    leader: Leader,
+    monkeypatch: pytest.MonkeyPatch,
+    driver_rows: int,
 ) -> None:
+    monkeypatch.setattr("modak.tables.fold.plan.DRIVER_ROWS", driver_rows)
     for key in range(100):
         cold.upsert(key, key, "old")
     late: dict[str, threading.Thread] = {}
@@ -194,6 +202,26 @@ def test_spark_tasks_do_the_same_as_the_driver(
     assert events.everything() == before
     assert events.delta() == {}
     truth.check_files()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("soon", [0, 1_000_000])
+def test_a_reader_who_pins_while_delta_rows_are_being_removed_keeps_them(
+    site: Site, events: Events, cold: Corrections, leader: Leader, monkeypatch: pytest.MonkeyPatch, soon: int
+) -> None:
+    monkeypatch.setattr("modak.tables.fold.plan.DRIVER_ROWS", 0)
+    monkeypatch.setattr("modak.tables.fold.commit.SOON_ROWS", soon)
+    cold.upsert(5, 5, "corrected")
+    cold.delete(7, 7)
+    pinned: list[Pin] = []
+    once_at("landing.prepared", lambda: pinned.append(pins.begin(site.dsn, events.name)))
+    assert fold(site, leader.epoch, events.name).rows == 2
+    faults.watch(None)
+    assert pinned_delta(events, pinned[0].pin_id) == {("5", 5), ("7", 7)}
+    assert site.reader.delta_backlog(cold.table_id) == 0
+    assert lake(events)[5, 5] == "corrected"
+    with site.connect(autocommit=True) as conn:
+        assert pins.end(conn, pinned[0].pin_id)
 
 
 @pytest.mark.spark

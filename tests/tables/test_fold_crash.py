@@ -164,6 +164,23 @@ def test_a_crash_at_each_passage_of_a_fold_is_made_good(life: Life) -> None:
         come_by[point] += 1
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "struck",
+    [
+        pytest.param("fold.before_locate", marks=pytest.mark.full),
+        pytest.param("lake.manifests_written", marks=pytest.mark.full),
+        "landing.prepared",
+        pytest.param("catalog.before_commit", marks=pytest.mark.full),
+    ],
+)
+def test_a_crash_while_delta_rows_are_being_removed_is_made_good(
+    life: Life, struck: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.fold.plan.DRIVER_ROWS", 0)
+    life.crash(Fault(struck))
+
+
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.parametrize("struck", IN_TASKS)

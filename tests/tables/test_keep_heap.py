@@ -14,6 +14,7 @@ from modak.core.names import TableName
 from modak.core.states import PartitionState
 from modak.runtime.leader import Leader
 from modak.tables import status
+from modak.tables.fold.run import fold
 from modak.tables.registration.register import Registered, register
 from modak.tables.registration.request import RegisterRequest, check_flags
 from modak.tables.registration.unregister import unregister
@@ -102,7 +103,9 @@ def test_partitions_rest_at_tiered_and_only_they_are_watched(kept: Events, leade
     assert [row.keep_heap for row in collect(kept.site)] == [True]
 
 
-def test_plain_writes_below_the_cut_line_reach_the_delta_in_the_users_transaction(kept: Events) -> None:
+def test_plain_writes_below_the_cut_line_reach_the_delta_in_the_users_transaction_and_then_the_lake(
+    kept: Events, leader: Leader
+) -> None:
     kept.sql("UPDATE public.events SET body = 'corrected' WHERE id = 5")
     kept.sql("DELETE FROM public.events WHERE id = 6")
     kept.sql("INSERT INTO public.events VALUES (1000, 50, 'late')")
@@ -118,6 +121,9 @@ def test_plain_writes_below_the_cut_line_reach_the_delta_in_the_users_transactio
     rows = kept.heap() | kept.cold()
     assert rows == in_heap(kept)
     assert sorted(row[:2] for row in rows if row[0] in (7, 8, 240)) == [(7, 205), (8, 150), (240, 60)]
+    fold(kept.site, leader.epoch, kept.name)
+    assert kept.delta() == {}
+    assert kept.heap() | kept.cold() == in_heap(kept)
 
 
 @pytest.mark.parametrize("table", ["events", "events_0"])

@@ -65,7 +65,8 @@ class Batch:
 
 def commit(site: Site, writer: CatalogWriter, state: TableState, lake: LakeTable, op_id: OpId, batch: Batch) -> Located:
     """Land a batch; returns what was located in the snapshot on which it landed."""
-    if batch.files and batch.locator.rows_at(lake.snapshot_id) <= SOON_ROWS:
+    retires_early = not batch.plan.in_driver
+    if retires_early and batch.files and batch.locator.rows_at(lake.snapshot_id) <= SOON_ROWS:
         return _land(site, writer, state.table.table_id, op_id, batch)
     located = batch.locator.at(lake.snapshot_id)
     if batch.files or located.vectors:
