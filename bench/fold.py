@@ -3,8 +3,9 @@
 A tenth of the lake's rows is corrected, nine of ten corrections are updates and one is a delete, in no particular
 order. Ours is the whole fold: plan, write, locate, commit, delta retired, tidied. The rival `merge` is Spark SQL's
 MERGE INTO of the same corrections, staged as Parquet beforehand, into a copy of the lake table, by copy-on-write and by
-merge-on-read (the faster counts). Both find the lake as their runs before have left it. The limit is COPY … TO '/dev/null' in binary form of the same delta rows, on as many
-connections as cores. Every contestant runs in a process of its own, first cold, then warm.
+merge-on-read (the faster counts). Both find the lake as their runs before have left it. The limit is COPY … TO
+'/dev/null' in binary form of the same delta rows, on as many connections as cores. Every contestant runs in a process
+of its own, first cold, then warm.
 """
 
 from __future__ import annotations
