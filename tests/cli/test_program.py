@@ -6,13 +6,18 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from modak import __version__
 from modak.cli.family import with_default
+from modak.cli.main import app
+from modak.cli.main import program as whole
+from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
 from tests.cli.conftest import Worker, program
 
@@ -182,6 +187,55 @@ def test_importing_the_program_loads_no_heavy_library() -> None:
         [os.path.join(os.path.dirname(program()), "python"), "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+SHORT = [
+    ("status",),
+    ("profile", "list"),
+    ("policy", "--table", "public.t"),
+    ("maintain", "--table", "public.t"),
+    ("unregister", "--table", "public.t"),
+    ("--help",),
+]
+
+
+@pytest.mark.parametrize("command", SHORT, ids=" ".join)
+def test_a_short_command_loads_nothing_that_moves_data_and_connects_once(
+    fresh_database: Dsn, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    code = (
+        "import sys, json, psycopg.connection as at\n"
+        "opened, connect = [], at.Connection.connect\n"
+        "at.Connection.connect = lambda *a, **k: (opened.append(1), connect(*a, **k))[1]\n"
+        "import psycopg; psycopg.connect = at.Connection.connect\n"
+        "from modak.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyspark', 'py4j', 'pyarrow', 'numpy', 'duckdb', 'obstore', 'fastapi', 'rich'}\n"
+        "print(json.dumps([len(opened), sorted(heavy & sys.modules.keys())]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        env={**os.environ, "MODAK_PG_URL": fresh_database.uri(), "MODAK_WAREHOUSE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    opened, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert loaded == []
+    assert opened == (0 if command == ("--help",) else 1), done.stderr
+
+
+def test_only_the_command_that_is_asked_for_is_made() -> None:
+    def made(*args: str) -> list[str]:
+        return sorted(get_command(whole(args)).commands)  # type: ignore[attr-defined]
+
+    assert made("status", "--json") == made("--debug", "status") == ["status"]
+    assert made("profile", "list") == ["profile"]
+    assert made() == made("--demo") == ["run"]
+    everything = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+    assert made("--help") == made("stats") == everything
 
 
 def _in_terminal(command: list[str], environ: dict[str, str]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from copy import copy
 from typing import Annotated
 
 import typer
@@ -29,7 +32,7 @@ from modak.cli.commands import (
 from modak.cli.commands import (
     profile as profiles,
 )
-from modak.cli.family import HOUSE, LAKE, TABLES, WATCH, Branch, Family, Leaf, examples
+from modak.cli.family import HOUSE, LAKE, TABLES, WATCH, Branch, Family, Leaf, examples, with_default
 
 app = typer.Typer(
     name="modak-worker",
@@ -296,11 +299,24 @@ _add(HOUSE, "stop", house.stop, "modak-worker stop")
 _add(HOUSE, "version", house.version, "modak-worker version")
 
 
+def program(args: Sequence[str]) -> typer.Typer:
+    """The program for one command line: with the one command that is asked for, or with all where it is another thing.
+
+    Typer makes every command that it knows before it looks for the one that is meant, which takes longer than most
+    commands do.
+    """
+    asked = next((argument for argument in with_default(args) if argument != "--debug"), None)
+    one = copy(app)
+    one.registered_commands = [command for command in app.registered_commands if command.name == asked]
+    one.registered_groups = [group for group in app.registered_groups if group.name == asked]
+    return one if one.registered_commands or one.registered_groups else app
+
+
 def main() -> None:
     """The installed program."""
-    app()
+    program(sys.argv[1:])()
 
 
 def console() -> None:
     """The same program with the web console: its `run` serves the pages too."""
-    app(prog_name="modak-console", obj=run.WITH_CONSOLE)
+    program(sys.argv[1:])(prog_name="modak-console", obj=run.WITH_CONSOLE)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from modak.catalog import migrate
 from modak.config import Settings
 from modak.core.clock import Clock, SystemClock
-from modak.postgres.connect import connect
 from modak.postgres.place import dsn_of
 from modak.tables.site import Site
 
@@ -16,11 +15,10 @@ from modak.tables.site import Site
 @contextmanager
 def open_site(settings: Settings, *, clock: Clock | None = None) -> Iterator[Site]:
     """Find or start Postgres, bring the catalog up to date, and hand out the site."""
-    dsn = dsn_of(settings)
-    with connect(dsn) as conn:
-        migrate.migrate(conn)
-    site = Site(settings, dsn, clock or SystemClock())
+    site = Site(settings, dsn_of(settings), clock or SystemClock())
     try:
+        with site.connect() as conn:
+            migrate.migrate(conn)
         yield site
     finally:
         site.close()
