@@ -6,25 +6,34 @@ BIN := $(VENV)/bin
 BENCH ?= all
 ROWS ?=
 
-.PHONY: help install run test test-all lint browser bench lock clean
+.PHONY: help install tools run test test-all lint browser bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(VENV)/.installed ## make .venv and install everything into it
+install: $(VENV)/.installed ## make .venv with what `make run` needs
 
 $(VENV)/.installed: pyproject.toml requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Modak needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 install"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.txt
+	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/build.cfg
+	DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg $(BIN)/python -m pip install --quiet --require-hashes -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q src
+	@touch $@
+
+# What only development needs; a newcomer's first start does not wait for it.
+tools: $(VENV)/.tools
+
+$(VENV)/.tools: $(VENV)/.installed requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt
 	@touch $@
 
 run: install ## the main job: embedded Postgres, Spark, the daemon and a demo table
 	$(BIN)/modak-worker run --demo
 
-lint: install ## ruff, mypy --strict and the contract of the rooms
+lint: tools ## ruff, mypy --strict and the contract of the rooms
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
@@ -53,13 +62,15 @@ test: lint browser ## the whole gate
 test-all: lint browser ## the gate plus every kill sweep and soak
 	$(BIN)/pytest
 
-bench: install ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)
+bench: tools ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)
 	@$(BIN)/python -m bench $(BENCH) $(if $(ROWS),--rows $(ROWS))
 
-lock: install ## compile requirements.txt (names, versions, hashes) from pyproject.toml
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra embedded --extra tracing --extra dev \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
-		--output-file requirements.txt pyproject.toml
+PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra embedded --extra tracing \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate
+
+lock: tools ## compile both requirements files (names, versions, hashes) from pyproject.toml
+	$(PIP_COMPILE) --build-deps-for editable --output-file requirements.txt pyproject.toml
+	$(PIP_COMPILE) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
