@@ -68,7 +68,7 @@ def test_one_table_is_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cut-line T           1794787200000" in lines
     assert "retention line R     –" in lines
     assert "lake                 61.3 MB in 7 files" in lines
-    assert lines[-1] == "look at There is no partition for 1 to 2."
+    assert lines[-1] == "look at: There is no partition for 1 to 2."
 
 
 def test_a_table_that_keeps_its_heap_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,9 @@ def translate(error: psycopg.Error) -> ModakError:
     import psycopg
 
     said = (error.diag.message_primary or "").strip() or _first_line(str(error)) or type(error).__name__
+    if error.sqlstate == _DEPENDED_ON and error.diag.message_detail:
+        # Only here does the server's detail say what somebody has to look for.
+        said = f"{said}: {', '.join(error.diag.message_detail.splitlines())}"
     if error.sqlstate is not None:
         return by_state(error.sqlstate, said)
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -143,7 +146,13 @@ _BUSY = _Meaning(
     retryable=True,
 )
 _AUTH = _Meaning("postgres.auth", "Postgres does not let us in", "Check MODAK_PG_USER and MODAK_PG_PASSWORD.")
+_DEPENDED_ON = "2BP01"
 _BY_STATE: Mapping[str, _Meaning] = {
+    _DEPENDED_ON: _Meaning(
+        "postgres.depended_on",
+        "Postgres keeps it",
+        "Drop what depends on it, or let it depend on the whole table; the next pass goes on from here.",
+    ),
     "42501": _Meaning(
         "postgres.privilege",
         "Postgres refuses",

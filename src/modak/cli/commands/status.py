@@ -133,7 +133,7 @@ def show_one(row: TableStatus) -> None:
         }
     )
     for problem in row.problems:
-        say(f"{paint('look at', 'yellow')} {problem}")
+        say(f"{paint('look at', 'yellow')}: {problem}")
 
 
 def _mode(row: TableStatus) -> str:

@@ -142,7 +142,7 @@ def _show_partitions(plan: TieringPlan, axis: Axis) -> None:
 
 def _show_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
-        note(f"{paint('look at', 'yellow')} {finding.message}")
+        note(f"{paint('look at', 'yellow')}: {finding.message}")
 
 
 def _bound(axis: Axis, key: int | None) -> str:
