@@ -43,6 +43,7 @@ CRASH_TESTS = (
     "tests.measurements.test_sort",
     "tests.runtime.test_operators",
     "tests.runtime.test_publishing",
+    "tests.runtime.test_withdrawing",
     "tests.profiles.test_crash",
     "tests.mirror.test_pump_crash",
     "tests.storage.test_objects",

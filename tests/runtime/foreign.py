@@ -86,7 +86,10 @@ class Foreign:
         def drop(space: str, name: str, purgeRequested: bool = True) -> Response:  # noqa: N803
             assert not purgeRequested, "the files are ours"
             with lock:
-                self.catalog.drop_table((*space.split("\x1f"), name))
+                try:
+                    self.catalog.drop_table((*space.split("\x1f"), name))
+                except NoSuchTableError:
+                    return JSONResponse({"error": {"message": "no", "type": "NoSuchTable", "code": 404}}, 404)
             return Response(status_code=204)
 
         return app

@@ -43,6 +43,13 @@ _UNPUBLISH: LiteralString = """
     WHERE catalog_name = %(catalog)s AND table_namespace = %(namespace)s AND table_name = %(name)s
         AND metadata_location = %(old)s
 """
+_WITHDRAW: LiteralString = """
+    INSERT INTO modak.withdrawals (catalog_uri, lake_namespace, lake_name, location)
+    SELECT b.catalog_uri, t.lake_namespace, t.lake_name, t.location
+    FROM modak.publications b JOIN modak.tables t USING (table_id) WHERE t.table_id = %s
+    ON CONFLICT (catalog_uri, lake_namespace, lake_name)
+    DO UPDATE SET location = excluded.location, asked_at = excluded.asked_at
+"""
 _LEADS: LiteralString = """
     SELECT expires_at > clock_timestamp() FROM modak.leader WHERE epoch = %s AND holder = %s FOR SHARE
 """
@@ -315,6 +322,12 @@ def begin_cutline(conn: Conn, line: Cutline) -> None:
 
 
 def unregister(conn: Conn, table_id: int) -> None:
-    """Forget a table and everything the catalog holds about it, the journal excepted."""
+    """Forget a table and everything the catalog holds about it, the journal excepted.
+
+    Where it may stand in a foreign catalog, it waits to be taken out there.
+    """
+    # Nobody may announce a publication between the look at them and the end of the table.
+    conn.execute("SELECT FROM modak.tables WHERE table_id = %s FOR UPDATE", (table_id,))
+    conn.execute(_WITHDRAW, (table_id,))
     if conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table_id,)).rowcount != 1:
         raise Conflict("catalog.not_registered", f"Table {table_id} is no longer registered.")

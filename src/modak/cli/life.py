@@ -178,6 +178,12 @@ _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "evolve.note": ("look at", "{table}: {note}", "yellow"),
     "http.listening": ("serving", "HTTP at {address}", "cyan"),
     "publish.done": ("published", "{table} in the catalog of MODAK_CATALOG_URI", "cyan"),
+    "publish.withdrawn": ("withdrawn", "{lake} from the catalog of MODAK_CATALOG_URI; its files stay", "cyan"),
+    "publish.left_alone": (
+        "look at",
+        "{lake}: MODAK_CATALOG_URI shows a table of somebody else; it stays",
+        "yellow",
+    ),
     "daemon.waiting": ("waiting", "{because}", "yellow"),
     "leader.acquired": ("leading", "this worker leads (epoch {epoch})", "green"),
     "leader.waiting": ("standby", "another worker leads; this one waits", "dim"),

@@ -18,7 +18,7 @@ from modak.catalog import pins
 from modak.catalog.fleet import glance
 from modak.core.errors import ModakError, NotLeader
 from modak.postgres.connect import translate
-from modak.runtime import loads, metrics, mirrors, publishing, working
+from modak.runtime import loads, metrics, mirrors, publishing, withdrawing, working
 from modak.runtime.crew import FATAL, Crew
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import serving as maintaining
@@ -58,6 +58,7 @@ def run(site: Site, *, stop: threading.Event, on_event: OnEvent | None = None, p
                 serving(site, leader),
                 mirrors.serving(site, leader),
                 loads.serving(site, leader),
+                withdrawing.serving(site, leader),
                 maintaining(site, leader),
             ):
                 _lead(site, leader, stop, on_event, pulse)

@@ -17,10 +17,11 @@ from typing import Any
 
 import structlog
 
-from modak.catalog.publications import note_published
+from modak.catalog import publications
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.core.names import TableName
+from modak.lake.model import LakeName
 from modak.tables.site import Site
 
 log = structlog.get_logger()
@@ -52,9 +53,10 @@ class ForeignCatalog:
             self._call("POST", f"{prefix}/namespaces", body, fine=(409,))
 
     def shows(self, prefix: str, levels: Sequence[str], table: str) -> str | None:
-        """The metadata location that the catalog shows for a table, if it has it."""
-        status, said = self._call("GET", f"{prefix}{_path(levels)}/tables/{_quoted(table)}", fine=(404,))
-        return None if status == 404 else str(said.get("metadata-location"))
+        """The metadata location that the catalog shows for a table, if it has it; empty: it cannot load what it has."""
+        # 500 is what some catalogs say of an entry whose metadata file is gone.
+        status, said = self._call("GET", f"{prefix}{_path(levels)}/tables/{_quoted(table)}", fine=(404, 500))
+        return None if status == 404 else str(said.get("metadata-location", ""))
 
     def register(self, prefix: str, levels: Sequence[str], table: str, location: str, *, overwrite: bool) -> bool:
         """Register a table at a metadata location; False: the catalog refuses because the table is there."""
@@ -95,16 +97,32 @@ class ForeignCatalog:
             ) from None
 
 
-def publish(site: Site, name: TableName) -> str:
-    """Bring the foreign catalog to the state of a table that is published here; returns its metadata location."""
+def foreign_catalog(site: Site) -> ForeignCatalog | None:
+    """The catalog of `MODAK_CATALOG_URI`, if there is one."""
     lake = site.settings.lake
     if lake.catalog_uri is None:
-        raise Refused("publish.no_catalog", "MODAK_CATALOG_URI is not set.")
+        return None
     token = lake.catalog_token.get_secret_value() if lake.catalog_token else None
-    foreign = ForeignCatalog(lake.catalog_uri, token, lake.catalog_warehouse)
-    state = site.reader.state(name)
-    location = state.cutline.metadata_location
-    levels, table = state.table.lake.namespace, state.table.lake.name
+    return ForeignCatalog(lake.catalog_uri, token, lake.catalog_warehouse)
+
+
+def publish(site: Site, name: TableName) -> str:
+    """Bring the foreign catalog to the state of a table that is published here; returns its metadata location."""
+    foreign = foreign_catalog(site)
+    if foreign is None:
+        raise Refused("publish.no_catalog", "MODAK_CATALOG_URI is not set.")
+    with publications.turn(site.dsn, site.reader.state(name).table.lake) as conn:
+        state = site.reader.state(name)
+        location = state.cutline.metadata_location
+        publications.intend(conn, state.table.table_id, foreign.uri)
+        _show(foreign, state.table.lake, location)
+        publications.note_published(conn, state.table.table_id, foreign.uri, location)
+    log.info("publish.done", table=str(name), metadata=location)
+    return location
+
+
+def _show(foreign: ForeignCatalog, lake: LakeName, location: str) -> None:
+    levels, table = lake.namespace, lake.name
     prefix = foreign.prefix()
     reach("publish.before_register")
     shown = foreign.shows(prefix, levels, table)
@@ -115,14 +133,8 @@ def publish(site: Site, name: TableName) -> str:
         foreign.forget(prefix, levels, table)
         reach("publish.forgotten")
         if not foreign.register(prefix, levels, table, location, overwrite=False):
-            raise ModakError(
-                "publish.taken", f"Somebody else has put {state.table.lake} into the catalog.", retryable=True
-            )
+            raise ModakError("publish.taken", f"Somebody else has put {lake} into the catalog.", retryable=True)
     reach("publish.after_register")
-    with site.connect() as conn:
-        note_published(conn, state.table.table_id, lake.catalog_uri, location)
-    log.info("publish.done", table=str(name), metadata=location)
-    return location
 
 
 def _path(levels: Sequence[str]) -> str:

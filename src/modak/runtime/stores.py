@@ -23,6 +23,7 @@ from modak.config import Settings
 from modak.core.errors import ModakError
 from modak.runtime import working
 from modak.runtime.leader import Leader, holder_name
+from modak.runtime.schedule import LONGEST_BACKOFF_SECONDS
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def completion_folder(settings: Settings) -> Path:
 
 
 class Repeating:
-    """One thing done again and again in a thread of its own; a failure is told and tried again at the next turn."""
+    """One thing done again and again in a thread of its own; after a failure it waits longer, and says so."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class Repeating:
         self._seconds = seconds
         self._act = act
         self._patience = patience
+        self._failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"modak-{name}", daemon=True)
 
@@ -143,15 +145,33 @@ class Repeating:
         self._thread.join(self._patience())
 
     def _loop(self) -> None:
-        while not self._stop.is_set():
+        pause = 0.0
+        while not self._stop.wait(pause):
+            pause = self._seconds
             try:
                 with working.doing(self._name):
                     self._act()
                 working.well(self._name)
+                self._failures = 0
             except ModakError as error:
-                log.error("stores.failed", task=self._name, code=error.code, error=error.message, hint=error.hint)
-                working.failed(self._name, "", error, self._seconds)
+                pause = self._failed(error)
+                log.error(
+                    "stores.failed",
+                    task=self._name,
+                    code=error.code,
+                    error=error.message,
+                    hint=error.hint,
+                    again_in_seconds=round(pause, 1),
+                )
             except Exception as crash:
-                log.exception("stores.crashed", task=self._name)
-                working.failed(self._name, "", crash, self._seconds)
-            self._stop.wait(self._seconds)
+                pause = self._failed(crash)
+                code = f"{self._name}.crashed"
+                log.exception("stores.crashed", task=self._name, code=code, again_in_seconds=round(pause, 1))
+
+    def _failed(self, error: Exception) -> float:
+        """How long it waits now: twice as long from failure to failure."""
+        self._failures += 1
+        longest = max(self._seconds, LONGEST_BACKOFF_SECONDS)
+        pause = min(self._seconds * 2.0 ** min(self._failures - 1, 20), longest)
+        working.failed(self._name, "", error, pause)
+        return pause

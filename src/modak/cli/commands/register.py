@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from modak.core.names import TableName
 
 if TYPE_CHECKING:
     from modak.tables.registration.preflight import Preflight
+    from modak.tables.site import Site
 
 
 def register(
@@ -124,7 +126,8 @@ def unregister(
 ) -> None:
     """Let a table go; its lake table stays.
 
-    Catalog rows and triggers are removed. With --drop-lake the lake table is deleted as well.
+    Catalog rows and triggers are removed, and it leaves the catalog of MODAK_CATALOG_URI. With --drop-lake the lake
+    table is deleted as well.
     """
     from modak.cli.place import opened
 
@@ -133,13 +136,37 @@ def unregister(
         from modak.tables.registration.unregister import unregister as let_go
 
         done = let_go(site, name, drop_lake=drop_lake, discard_corrections=discard_corrections)
+        foreign = _leave_catalogs(site, done.catalogs)
     say(f"{paint('unregistered', 'green')} {name}")
     if done.kept_location is not None:
         say(f"The lake table stays at {done.kept_location}.")
     else:
         say(f"The lake table is gone ({count(done.files_removed, 'file')} removed).")
+    for line in foreign:
+        say(line)
     if done.corrections_discarded:
         say(f"Discarded {count(done.corrections_discarded, 'correction')}.")
+
+
+def _leave_catalogs(site: Site, catalogs: Sequence[str]) -> list[str]:
+    """Take out what still stands in foreign catalogs, and tell what became of it."""
+    if not catalogs:
+        return []
+    from modak.core.errors import ModakError
+    from modak.runtime.withdrawing import withdraw_all
+
+    ours, told = site.settings.lake.catalog_uri, []
+    for uri in catalogs:
+        if uri != ours:
+            told.append(f"The catalog {uri} still shows it; a worker whose MODAK_CATALOG_URI that is takes it out.")
+            continue
+        try:
+            withdraw_all(site)
+            told.append("It is out of the catalog of MODAK_CATALOG_URI, too.")
+        except ModakError as error:
+            told.append("The catalog of MODAK_CATALOG_URI still shows it; the daemon takes it out later.")
+            told.append(error.message)
+    return told
 
 
 def _say_known(table: TableName) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from modak.catalog import capture, spill
+from modak.catalog import capture, publications, spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import TableRecord, TableState
 from modak.core.errors import ModakError, Refused
@@ -37,6 +37,8 @@ class Unregistered:
     kept_location: str | None
     files_removed: int
     corrections_discarded: int
+    catalogs: tuple[str, ...] = ()
+    """Foreign catalogs that may show it until it is taken out there."""
 
 
 def unregister(
@@ -68,6 +70,8 @@ def unregister(
     Journal(writer).begin(op_id, state.table.table_id, "unregister", plan, [location] if drop_lake else [])
     Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED)
     lake = site.lake.load(state.table.lake) if drop_lake else None
+    with site.connect(autocommit=True) as conn:
+        catalogs = tuple(publications.told_of(conn, state.table.table_id))
     followed = plan_withdrawal(site, state.table) if state.table.mode == "mirrored" else None
     with writer.transaction(op_id) as tx:
         tx.unregister(state.table.table_id)
@@ -89,7 +93,7 @@ def unregister(
     else:
         Journal(writer).finish(op_id)
     log.info("unregister.done", table=str(name), lake="dropped" if drop_lake else "kept", files_removed=removed)
-    return Unregistered(None if drop_lake else location, removed, lost)
+    return Unregistered(None if drop_lake else location, removed, lost, catalogs)
 
 
 def _only_in_the_delta(site: Site, state: TableState) -> int:
