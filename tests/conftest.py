@@ -107,8 +107,8 @@ def _database(server: EmbeddedServer, label: str) -> Iterator[Dsn]:
     with connect(server.dsn("postgres"), autocommit=True) as conn:
         conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     try:
-        # The suite as the role of docs/production.md: `TEST_ROLE=1 pytest -m 'not roles' …`.
-        yield least_privileged(server, name) if os.environ.get("TEST_ROLE") else server.dsn(name)
+        # The suite as the role of docs/production.md: `LEAST_PRIVILEGE=1 pytest -m "not superuser" …`.
+        yield least_privileged(server, name) if os.environ.get("LEAST_PRIVILEGE") else server.dsn(name)
     finally:
         with connect(server.dsn("postgres"), autocommit=True) as conn:
             conn.execute(

@@ -639,7 +639,7 @@ def test_the_route_is_told_when_asked(conn: Conn) -> None:
     ]
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_cold_rows_need_the_rights_that_hot_rows_need(conn: Conn, catalog: Dsn) -> None:
     table = reclaimed(conn)
     upsert(conn, table, id=1, ts=50, body="mine")
@@ -674,7 +674,7 @@ def test_cold_rows_need_the_rights_that_hot_rows_need(conn: Conn, catalog: Dsn) 
     assert delta(conn, table)["1", 50] is None
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_row_security_holds_for_hot_rows_and_closes_the_cold_ones(conn: Conn, catalog: Dsn) -> None:
     table = reclaimed(conn)
     run(conn, table, "ALTER TABLE {} ENABLE ROW LEVEL SECURITY")
@@ -689,7 +689,7 @@ def test_row_security_holds_for_hot_rows_and_closes_the_cold_ones(conn: Conn, ca
     assert (heap(conn, table), delta(conn, table)) == ([(1, 250, "policed")], {})
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_what_the_table_calls_runs_with_the_callers_rights(conn: Conn, catalog: Dsn) -> None:
     conn.execute("CREATE FUNCTION who(text) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN $1 = current_user; END'")
     table = reclaimed(conn, "id bigint, ts bigint, body text DEFAULT current_user CHECK (public.who(body))")
@@ -721,7 +721,7 @@ def test_generated_columns_are_part_of_the_image(conn: Conn, kind: str) -> None:
     assert image(conn, table, "1", 50) == {"id": "1", "ts": "50", "more": "57"}
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_a_worker_without_superuser_rights_is_enough(fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as admin:
         admin.execute("CREATE ROLE modest_worker LOGIN PASSWORD 'plain'; CREATE ROLE modest_writer")

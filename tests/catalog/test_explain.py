@@ -217,7 +217,7 @@ def test_nothing_runs_not_even_what_planning_calls(conn: Conn, spilling: Built) 
     assert heap(conn, spilling) == [(1, 150, "kept")]
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_the_statement_has_the_rights_of_the_caller(conn: Conn, spilling: Built) -> None:
     conn.execute("CREATE ROLE explaining")
     try:

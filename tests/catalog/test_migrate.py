@@ -128,7 +128,7 @@ def test_a_crash_between_migrations_is_made_good_by_the_next_start(fresh_databas
         check(conn)
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_the_owner_of_the_database_needs_no_other_rights(fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as conn:
         for role in ("plain_owner", "plain_writer"):

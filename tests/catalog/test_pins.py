@@ -84,7 +84,7 @@ def test_a_pin_inside_an_older_snapshot_is_refused(conn: Conn) -> None:
         conn.execute("SELECT * FROM modak_read_begin(%s::regclass)", (str(table.name),))
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_pins_follow_the_readers_own_rights(conn: Conn, catalog: Dsn) -> None:
     table = build(conn)
     conn.execute("DROP ROLE IF EXISTS pin_reader; CREATE ROLE pin_reader")

@@ -155,7 +155,7 @@ def test_the_trigger_does_not_look_at_the_cut_line(conn: Conn) -> None:
     assert heap(conn, table) == [(1, 50, "still in the heap")]
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_a_writer_without_rights_on_our_schema_and_replica_sessions_are_diverted(conn: Conn) -> None:
     table = reclaimed(conn)
     conn.execute("DROP ROLE IF EXISTS spill_writer; CREATE ROLE spill_writer")
@@ -204,7 +204,7 @@ def test_a_users_partition_in_the_way_is_named(conn: Conn, bound: str) -> None:
         spill.enable(conn, table.name)
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_only_the_owner_may_switch_transparent_writes(conn: Conn) -> None:
     table = build(conn)
     conn.execute("DROP ROLE IF EXISTS spill_rogue; CREATE ROLE spill_rogue")

@@ -51,6 +51,7 @@ def served(fresh_database: Dsn, tmp_path: Path, store: Objects) -> Iterator[Site
             MODAK_MEASUREMENTS_ISOLATION="process",
             MODAK_MEASUREMENTS_HOURLY_MIN_FILES="3",
             MODAK_MEASUREMENTS_DAILY_ENABLED="false",
+            MODAK_LAKE_STATS_INTERVAL_SECONDS="0.2",
         )
     )
     with open_site(settings) as site:

@@ -122,7 +122,29 @@ def test_workers_are_heard_of_and_take_leave(site: Site) -> None:
         assert shown.exit_code == 0, shown.output
         assert pulse.holder in shown.output
         assert "tier public.events" in shown.output
+        assert (worker.late, "late" in shown.output) == (False, False)
     assert known() == []
+
+
+def test_a_leader_whose_heartbeat_is_late_is_shown_so_before_its_lease_ends(site: Site, leader: Leader) -> None:
+    with site.connect(autocommit=True) as conn:
+        holder = operators.lead(conn).holder
+        for name, role, age in ((holder, "leading", 8), ("other", "standby", 0), ("gone", "leading", 3600)):
+            conn.execute(
+                "INSERT INTO modak.workers (holder, host, pid, version, role, started_at, doing, seen_at) VALUES"
+                " (%s, 'h', 1, '0', %s, clock_timestamp(), '{}', clock_timestamp() - make_interval(secs => %s))",
+                (name, role, age),
+            )
+        assert {each.holder: each.late for each in operators.workers(conn)} == {
+            holder: True,
+            "other": False,
+            "gone": True,
+        }
+    lines = CliRunner(env=environment(site)).invoke(app, ["top", "--once"]).output.splitlines()
+    assert any(line.startswith("late the leader has not been heard of for 8") for line in lines), lines
+    roles = {line.split()[0]: " ".join(line.split()[1:3]) for line in lines if " ago " in line}
+    assert (roles[str(holder)], roles["gone"]) == ("leading, late", "leading, late")
+    assert roles["other"].startswith("standby –")
 
 
 def environment(site: Site) -> dict[str, str]:

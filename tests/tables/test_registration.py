@@ -120,7 +120,7 @@ def limited(site: Site) -> Iterator[Dsn]:
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@pytest.mark.roles
+@pytest.mark.superuser
 def test_a_role_without_rights_is_told_which_grants_are_missing(events: Events, limited: Dsn) -> None:
     settings = settings_for(limited, events.site.settings.lake.warehouse, events.site.settings.home.path)
     site = Site(settings, limited)

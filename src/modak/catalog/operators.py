@@ -37,9 +37,12 @@ _BEAT: LiteralString = """
 """
 _WORKERS: LiteralString = """
     SELECT w.holder, w.host, w.pid, w.version, w.role, w.epoch, w.address, w.started_at, w.seen_at, w.doing,
-        extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS silent_seconds
+        extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS silent_seconds,
+        clock_timestamp() - w.seen_at > make_interval(secs => %s) AS late
     FROM modak.workers w ORDER BY w.started_at, w.holder
 """
+LATE_SECONDS = 7.0
+"""A worker writes every two seconds; one that has missed three turns is stopped, cut off or dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Worker:
     seen_at: datetime
     doing: Mapping[str, Any]
     silent_seconds: float
+    late: bool
+    """What it says of itself may no longer hold: its heartbeat has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +158,7 @@ def leave(conn: Conn, holder: str) -> None:
 def workers(conn: Conn) -> list[Worker]:
     """Every process of the group that has been heard of."""
     with conn.cursor(row_factory=class_row(Worker)) as cursor:
-        return cursor.execute(_WORKERS).fetchall()
+        return cursor.execute(_WORKERS, (LATE_SECONDS,)).fetchall()
 
 
 def lead(conn: Conn) -> Lead:

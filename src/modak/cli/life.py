@@ -106,6 +106,18 @@ def _passing(verb: str, what: str) -> Callable[[Fields], Step]:
     return tell
 
 
+def _counted(verb: str, noun: str, rest: str, colour: str) -> Callable[[Fields], Step]:
+    def tell(at: Fields) -> Step:
+        return Step(verb, f"{at['table']}: {count(at['rows'], noun)} {rest}", colour)
+
+    return tell
+
+
+def _expired(at: Fields) -> Step:
+    rows, files = count(at["rows"], "lake row"), count(at["files"], "file")
+    return Step("expired", f"{at['table']}: {rows} in {files} below {at['line']}", "magenta")
+
+
 def _debt(at: Fields) -> Step:
     colour = "red" if at["level"] == "error" else "yellow"
     return Step("look at", f"{at['table']}: {number(at['rows'])} corrections wait for the fold", colour)
@@ -146,6 +158,11 @@ _TELLERS: Mapping[str, Callable[[Fields], Step]] = {
     "fold.committed": _folded,
     "verify.progress": _passing("verifying", "doing"),
     "delta.debt": _debt,
+    "fold.swept": _counted("swept", "folded correction", "that readers had held", "dim"),
+    "retention.committed": _expired,
+    "retention.stragglers": _counted("expired", "late correction", "below the retention line", "magenta"),
+    "verify.repaired": _counted("repaired", "row", "written from the heap into the delta", "yellow"),
+    "spill.stray_rows": _counted("look at", "row", "in the spill partition, where no row may stay", "red"),
     "repair.cleaned": _cleaned,
     "cycle.failed": _failed,
 }
@@ -158,14 +175,9 @@ _SENTENCES: Mapping[str, tuple[str, str, str]] = {
     "reclaim.failed": ("failed", "{table}: {partition} cannot be dropped: {error}", "red"),
     "reclaim.unwatched": ("again", "{table}: {partition} is exported once more, {because}", "yellow"),
     "fold.again": ("again", "{table}: {detail}", "dim"),
-    "fold.swept": ("swept", "{table}: {rows} folded corrections that readers had held", "dim"),
     "delta.debt_paid": ("folded", "{table}: the backlog of corrections is small again", "green"),
-    "retention.committed": ("expired", "{table}: {rows} lake rows in {files} files below {line}", "magenta"),
     "retention.deferred": ("waiting", "{table}: the retention line stays, {because}", "dim"),
-    "retention.stragglers": ("expired", "{table}: {rows} late corrections below the retention line", "magenta"),
-    "verify.repaired": ("repaired", "{table}: {rows} rows written from the heap into the delta", "yellow"),
     "seam.lost": ("failed", "the point in time of a read over {tables} is lost", "red"),
-    "spill.stray_rows": ("look at", "{table}: {rows} rows stand in the spill partition, where no row may stay", "red"),
     "premake.made": ("made", "{table}: partition {partition} for rows to come", "cyan"),
     "premake.deferred": ("waiting", "{table}: {reason}", "dim"),
     "partition.detached": ("look at", "{table}: {partition} was detached by somebody else", "yellow"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from modak.cli.output import duration, note, number, on_terminal, size
+from modak.cli.output import count, duration, note, on_terminal, size
 
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 15.0
@@ -57,7 +57,7 @@ class Progress:
         left = (self._total - done) / (done / seconds) if self._total and 0 < done < self._total else None
         rest = f", about {duration(left)} left" if left is not None else ""
         about = f" {what}" if what else ""
-        return f"{self._verb}{about}: {size(done)}{of}, {number(rows)} rows, {size(done / seconds)}/s{rest}"
+        return f"{self._verb}{about}: {size(done)}{of}, {count(rows, 'row')}, {size(done / seconds)}/s{rest}"
 
     def clear(self) -> None:
         """Take the line away, so that a result can stand in its place."""

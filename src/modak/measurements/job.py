@@ -210,8 +210,12 @@ class Job:
             Recovery(self.state, self._place.window.level).settle([self._held], Recovered())
         if self.config.completion_dir:
             completion_path(Path(self.config.completion_dir), self.job_id).unlink(missing_ok=True)
-        _log.warning(
-            "measurements.job_failed", job=self.job_id, partition=self.config.partition_path, error=result.error
+        _log.error(
+            "measurements.job_failed",
+            code="measurements.job_failed",
+            job=self.job_id,
+            partition=self.config.partition_path,
+            error=result.error,
         )
 
     def _remember(self, result: SubprocessJobResult) -> None:

@@ -104,6 +104,10 @@ class Manager:
         self.total_bytes_saved = 0
         self.total_manifests_recovered = 0
         self.total_files_expired = 0
+        self.total_rows_compacted = 0
+        self.total_bytes_read = 0
+        self.total_cycles = 0
+        self.total_cycle_seconds = 0.0
         self._config = config
         self._runner = config.runner or ProcessRunner(config.max_concurrent)
         self._guard = threading.Lock()
@@ -201,6 +205,10 @@ class Manager:
             "total_bytes_saved": self.total_bytes_saved,
             "total_manifests_recovered": self.total_manifests_recovered,
             "total_files_expired": self.total_files_expired,
+            "total_rows_compacted": self.total_rows_compacted,
+            "total_bytes_read": self.total_bytes_read,
+            "total_cycles": self.total_cycles,
+            "total_cycle_seconds": self.total_cycle_seconds,
             "tiers": {tier.get_tier_name(): tier.get_stats() for tier in self.tiers},
         }
 
@@ -245,10 +253,13 @@ class Manager:
                 raise CycleAlreadyRunning
             self._running = True
             self._cycle_id += 1
+        begun = self.state.clock.monotonic()
         try:
             with self.state.claims.beating():
                 yield self._cycle_id
         finally:
+            self.total_cycles += 1
+            self.total_cycle_seconds += self.state.clock.monotonic() - begun
             self._running = False
 
     def _recover(self, database: str | None, record: CycleRecord) -> None:
@@ -322,6 +333,8 @@ class Manager:
             saved = done.bytes_before - done.bytes_after
             self.total_jobs_completed += 1
             self.total_files_compacted += done.files
+            self.total_rows_compacted += done.rows_out
+            self.total_bytes_read += done.bytes_before
             self.total_bytes_saved += saved
             tier.record(done.files, saved)
             _log.info("measurements.compacted", **done.told())

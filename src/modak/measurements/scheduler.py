@@ -15,6 +15,7 @@ import structlog
 
 from modak.core.clock import Clock, SystemClock
 from modak.core.errors import ModakError, UsageError
+from modak.core.faults import InjectedFault
 from modak.measurements.cluster import ClusterGate, CompactionRoleGated
 from modak.measurements.manager import CycleAlreadyRunning, Manager
 
@@ -60,7 +61,8 @@ class Scheduler:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._due: dict[str, datetime] = {}
-        self._last_error = ""
+        self.last_failure: Exception | None = None
+        """What ended the last cycle that was due, if it did not end well."""
 
     def start(self) -> None:
         """Begin to wait for the next time; a node that is gated, or a scheduler switched off, stays idle."""
@@ -107,7 +109,7 @@ class Scheduler:
             "next_runs": {name: due.isoformat() for name, due in self._due.items()} if self.is_running() else {},
             "cycle_running": self._manager.is_cycle_running(),
             "cycle_id": self._manager.get_current_cycle_id(),
-            "last_error": self._last_error,
+            "last_error": "" if self.last_failure is None else _told(self.last_failure),
         }
 
     def tick(self) -> int | None:
@@ -121,15 +123,23 @@ class Scheduler:
         if self._gated():
             return None
         try:
-            self._last_error = ""
-            return self._manager.run_compaction_cycle_for_tiers(due)
+            done = self._manager.run_compaction_cycle_for_tiers(due)
+            self.last_failure = None
+            return done
         except CycleAlreadyRunning:
             # Somebody has started one by hand; ours comes right after it.
             self._due.update(dict.fromkeys(due, now))
             return None
+        except InjectedFault:
+            raise
         except ModakError as error:
-            self._last_error = error.message
-            _log.error("measurements.cycle_failed", error=error.message)
+            self.last_failure = error
+            _log.error("measurements.cycle_failed", code=error.code, error=error.message, hint=error.hint)
+            return None
+        except Exception as crash:
+            # The next time comes all the same; a scheduler that has died would be missed by nobody.
+            self.last_failure = crash
+            _log.exception("measurements.cycle_failed", code="measurements.crashed")
             return None
 
     def _loop(self) -> None:
@@ -145,6 +155,10 @@ class Scheduler:
 
     def _gated(self) -> bool:
         return self._gate is not None and not self._gate.can_compact()
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, ModakError) else f"{type(error).__name__}: {error}"
 
 
 def _cron() -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 
 from modak.core.errors import ModakError
@@ -33,6 +34,8 @@ class MeasurementStatus:
     windows: int = 0
     candidates: dict[str, int] = field(default_factory=dict)
     set_aside: int = 0
+    oldest_candidate: datetime | None = None
+    """When the oldest window began that is worth a merge."""
 
     @property
     def total_files(self) -> int:
@@ -93,7 +96,11 @@ def _measured(state: State, source: Source, policies: Iterable[TierPolicy]) -> M
             told.bytes += file.meta.size
             windows.add(file.place.window.folder)
     told.windows = len(windows)
-    told.candidates = {policy.name: sum(1 for _ in find_candidates(state, policy, source)) for policy in policies}
+    for policy in policies:
+        told.candidates[policy.name] = 0
+        for each in find_candidates(state, policy, source):
+            told.candidates[policy.name] += 1
+            told.oldest_candidate = min(told.oldest_candidate or each.partition_time, each.partition_time)
     told.set_aside = sum(1 for _ in state.aside.all(source))
     return told
 

@@ -95,7 +95,8 @@ class CompletionWatcher:
                 # Whatever a bridge does, the file stays and the others get their turn.
                 self._count("errors")
                 told_as = error.message if isinstance(error, ModakError) else f"{type(error).__name__}: {error}"
-                _log.error("measurements.completion_failed", file=path.name, error=told_as)
+                code = error.code if isinstance(error, ModakError) else "measurements.crashed"
+                _log.error("measurements.completion_failed", code=code, file=path.name, error=told_as)
         # A job is never heard of again once its file is gone.
         self._registered &= names
 

@@ -32,6 +32,7 @@ from modak.core.errors import ModakError
 from modak.core.names import TableName
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.runtime import storemetrics
 
 if TYPE_CHECKING:
     from modak.runtime.pulse import Pulse
@@ -155,6 +156,7 @@ class Fleet(Collector):
         yield from self._own()
         if self._seen is not None:
             yield from _tables(self._seen)
+        yield from storemetrics.collect()
 
     def _own(self) -> Iterator[Metric]:
         pulse, shown = self._pulse, self._pulse.shown()

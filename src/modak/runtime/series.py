@@ -1,4 +1,6 @@
-"""The last hour of a few numbers per table, for charts: sampled by whoever serves HTTP, and forgotten with the process.
+"""The last hour of a few numbers per table and per store, for charts.
+
+Sampled by whoever serves HTTP, and forgotten with the process.
 
 Memory: 180 samples of eight bytes for each of a handful of numbers, so about ten kilobytes per table.
 """
@@ -20,6 +22,7 @@ from modak.core.errors import UsageError
 from modak.core.names import TableName
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.runtime import storemetrics
 from modak.runtime.pulse import Pulse
 
 log = structlog.get_logger()
@@ -36,7 +39,12 @@ METRICS = (
     "lake_bytes",
     "lake_records",
     "slot_retained_wal_bytes",
+    "entities_dirty",
+    "entities_bytes",
+    "measurements_candidates",
+    "measurements_files",
 )
+"""By table; by slot; by entity schema; by database of the measurement store. Of stores only the leader knows."""
 
 
 class Series:
@@ -80,7 +88,7 @@ class Series:
 
     def add(self, at: float, seen: Vitals) -> None:
         """Write one sample down."""
-        now = dict(_numbers(seen))
+        now = {**dict(_numbers(seen)), **storemetrics.numbers()}
         with self._lock:
             self._times.append(at)
             for key in now.keys() - self._values.keys():

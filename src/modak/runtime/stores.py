@@ -9,7 +9,7 @@ it stops when the lead ends, after the step that runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,17 +21,22 @@ import structlog
 from modak.catalog.lease import Epoch
 from modak.config import Settings
 from modak.core.errors import ModakError
-from modak.runtime import working
+from modak.runtime import storemetrics, working
 from modak.runtime.leader import Leader, holder_name
 from modak.runtime.schedule import LONGEST_BACKOFF_SECONDS
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
+    from modak.entities.compaction import CompactionReport
+    from modak.entities.flushing import FlushReport
     from modak.measurements.manager import Manager
     from modak.measurements.scheduler import Scheduler
     from modak.measurements.watcher import CompletionWatcher
 
 log = structlog.get_logger()
+
+_REST_PER_LOOK = 20.0
+"""A survey of a store lists all of it: at most one part in so many of the time goes into looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Compacting:
 def serving(site: Site, leader: Leader) -> Iterator[None]:
     """Serve the stores that the settings enable while the block runs."""
     with ExitStack() as stack:
+        stack.callback(storemetrics.forget)
         if site.settings.entities.enabled:
             stack.enter_context(_entities(site, leader))
         if site.settings.measurements.enabled:
@@ -58,6 +64,7 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
 def _entities(site: Site, leader: Leader) -> Iterator[None]:
     from modak.entities.compaction import compact
     from modak.entities.flushing import flush
+    from modak.entities.health import status
     from modak.entities.reconciling import collect
     from modak.entities.store import EntityStore
 
@@ -67,15 +74,37 @@ def _entities(site: Site, leader: Leader) -> Iterator[None]:
     def opened() -> EntityStore:
         return EntityStore.open(site.settings, dsn, spark=lambda: site.spark, clock=site.clock)
 
+    def drain() -> None:
+        reports = flush(opened())
+        storemetrics.flushed(reports)
+        _tell("entities-flush", chosen.flush_interval_seconds, reports)
+
     def tidy() -> None:
         store = opened()
-        compact(store)
-        collect(store)
+        reports = compact(store)
+        storemetrics.compacted(reports)
+        _tell("entities-compact", chosen.compact_interval_seconds, reports)
+        storemetrics.collected(collect(store))
 
-    flushing = Repeating("entities-flush", chosen.flush_interval_seconds, lambda: flush(opened()), leader.patience)
-    compacting = Repeating("entities-compact", chosen.compact_interval_seconds, tidy, leader.patience)
-    with flushing, compacting:
+    def look() -> None:
+        storemetrics.entities_are(status(opened()))
+
+    looks = site.settings.maintenance.lake_stats_interval_seconds
+    with (
+        Repeating("entities-flush", chosen.flush_interval_seconds, drain, leader.patience),
+        Repeating("entities-compact", chosen.compact_interval_seconds, tidy, leader.patience),
+        Repeating("entities-health", looks, look, leader.patience),
+    ):
         yield
+
+
+def _tell(kind: str, pause: float, reports: Iterable[FlushReport | CompactionReport]) -> None:
+    """A schema that fails is shown, though the others went well."""
+    for each in reports:
+        if each.error is not None:
+            working.failed(kind, f"schema {each.schema_id}", each.error, pause)
+        else:
+            working.well(kind, f"schema {each.schema_id}")
 
 
 @contextmanager
@@ -103,14 +132,41 @@ def _measurements(site: Site, leader: Leader) -> Iterator[None]:
     watcher = CompletionWatcher(CompletionWatcherConfig(folder, PostgresBridge(site.dsn, holder_name(), epoch)))
     watcher.start()
     scheduler.start()
-    site.services["measurements"] = Compacting(manager, scheduler, watcher)
+    served = site.services["measurements"] = Compacting(manager, scheduler, watcher)
+    storemetrics.compacting(served)
     try:
-        with working.watched("measurements", manager.is_cycle_running):
+        with (
+            working.watched("measurements", manager.is_cycle_running, lambda: scheduler.last_failure),
+            _surveying(site, leader, manager),
+        ):
             yield
     finally:
+        storemetrics.compacting(None)
         site.services.pop("measurements", None)
         scheduler.stop(leader.patience())
         watcher.stop()
+
+
+@contextmanager
+def _surveying(site: Site, leader: Leader, manager: Manager) -> Iterator[None]:
+    """Look at the whole store now and then; a large one less often, so that looking stays a small part of the work."""
+    from modak.measurements import survey
+
+    policies = [tier.policy for tier in manager.tiers]
+    rests_until = 0.0
+
+    def look() -> None:
+        nonlocal rests_until
+        began = site.clock.monotonic()
+        if began < rests_until:
+            return
+        storemetrics.measurements_are(survey.status(manager.state, policies), site.clock.now())
+        ended = site.clock.monotonic()
+        rests_until = ended + _REST_PER_LOOK * (ended - began)
+
+    seconds = site.settings.maintenance.lake_stats_interval_seconds
+    with Repeating("measurements-health", seconds, look, leader.patience):
+        yield
 
 
 def completion_folder(settings: Settings) -> Path:

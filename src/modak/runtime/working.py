@@ -27,13 +27,14 @@ class _Wait:
     message: str
     hint: str
     times: int
-    until: float
+    until: float | None
+    """None: whoever drives the work knows when it comes again."""
 
 
 _lock = threading.Lock()
 _running: dict[object, tuple[str, str, float]] = {}
 _failing: dict[tuple[str, str], _Wait] = {}
-_watched: dict[str, Callable[[], bool]] = {}
+_watched: dict[str, tuple[Callable[[], bool], Callable[[], BaseException | None]]] = {}
 
 
 @contextmanager
@@ -52,10 +53,10 @@ def doing(kind: str, table: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def watched(kind: str, runs: Callable[[], bool]) -> Iterator[None]:
-    """Work that somebody else drives: shown while the block lasts, whenever `runs` says so."""
+def watched(kind: str, runs: Callable[[], bool], failed: Callable[[], BaseException | None]) -> Iterator[None]:
+    """Work that somebody else drives: shown while the block lasts, whenever it runs or its last turn failed."""
     with _lock:
-        _watched[kind] = runs
+        _watched[kind] = (runs, failed)
     try:
         yield
     finally:
@@ -65,18 +66,18 @@ def watched(kind: str, runs: Callable[[], bool]) -> Iterator[None]:
 
 def failed(kind: str, table: str, error: BaseException, pause: float) -> int:
     """The work failed and waits so many seconds; returns how often that has happened in a row."""
-    told = error if isinstance(error, ModakError) else None
     with _lock:
         before = _failing.get((kind, table))
         times = before.times + 1 if before else 1
-        _failing[kind, table] = _Wait(
-            told.code if told else f"{kind}.crashed",
-            told.message if told else f"{type(error).__name__}: {error}",
-            told.hint if told else "This is a fault in Modak; the log has the details.",
-            times,
-            time.monotonic() + pause,
-        )
+        _failing[kind, table] = _wait(kind, error, times, time.monotonic() + pause)
     return times
+
+
+def _wait(kind: str, error: BaseException, times: int, until: float | None) -> _Wait:
+    if isinstance(error, ModakError):
+        return _Wait(error.code, error.message, error.hint, times, until)
+    told = f"{type(error).__name__}: {error}"
+    return _Wait(f"{kind}.crashed", told, "This is a fault in Modak; the log has the details.", times, until)
 
 
 def well(kind: str, table: str = "") -> None:
@@ -96,7 +97,9 @@ def shown() -> dict[str, list[dict[str, Any]]]:
     now = time.monotonic()
     with _lock:
         running, failing = list(_running.values())[:_MOST], list(_failing.items())[:_MOST]
-        others = [kind for kind, runs in _watched.items() if runs()]
+        watched = list(_watched.items())
+    others = [kind for kind, (runs, _) in watched if runs()]
+    failing += [((kind, ""), _wait(kind, why, 1, None)) for kind, (_, failed) in watched if (why := failed())]
     return {
         "running": [
             *({"table": table, "kind": kind, "seconds": round(now - since, 1)} for kind, table, since in running),
@@ -110,7 +113,7 @@ def shown() -> dict[str, list[dict[str, Any]]]:
                 "message": each.message,
                 "hint": each.hint,
                 "times": each.times,
-                "again_in_seconds": round(max(each.until - now, 0.0), 1),
+                "again_in_seconds": None if each.until is None else round(max(each.until - now, 0.0), 1),
             }
             for (kind, table), each in failing
         ],

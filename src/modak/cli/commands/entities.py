@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import dump, duration, note, number, paint, record, say, size
+from modak.cli.output import count, dump, duration, note, number, paint, record, say, size
 from modak.cli.output import table as grid
 from modak.cli.parsing import JsonOption
 from modak.core.errors import ModakError, UsageError
@@ -107,8 +107,8 @@ def _show_flush(report: FlushReport) -> None:
         say(f"{paint('skipped', 'yellow')} {where}: somebody else works on it")
     elif report.files:
         say(
-            f"{paint('flushed', 'green')} {where}: {number(report.rows)} rows in {number(report.files)} files "
-            f"({size(report.bytes)}), {number(report.marked)} rows are clean"
+            f"{paint('flushed', 'green')} {where}: {count(report.rows, 'row')} in {count(report.files, 'file')} "
+            f"({size(report.bytes)}), {count(report.marked, 'row')} marked clean"
         )
     elif report.decision is not None:
         verb = "would flush" if report.decision.flush else "nothing to do in"
@@ -141,8 +141,8 @@ def init(
 def _show_init(report: InitReport) -> None:
     rate = report.rows / report.seconds if report.seconds else 0
     say(
-        f"{paint('exported', 'green')} schema {report.schema_id}: {number(report.rows)} rows in "
-        f"{number(report.files)} base files ({size(report.bytes)}), {duration(report.seconds)} ({number(rate)} rows/s)"
+        f"{paint('exported', 'green')} schema {report.schema_id}: {count(report.rows, 'row')} in "
+        f"{count(report.files, 'base file')} ({size(report.bytes)}), {duration(report.seconds)} ({number(rate)} rows/s)"
     )
     _show_unfit(report.schema_id, report.unfit, len(report.unfit))
 
@@ -180,11 +180,11 @@ def compact(
 def _show_compaction(report: CompactionReport) -> None:
     where = f"schema {report.schema_id}"
     if report.promoted:
-        say(f"{paint('promoted', 'green')} {where}: {number(report.promoted)} deltas are base files now")
+        say(f"{paint('promoted', 'green')} {where}: {count(report.promoted, 'delta')} moved to the base")
     elif report.merged:
         say(
-            f"{paint('compacted', 'green')} {where}: {number(report.merged)} files became {number(report.files)} "
-            f"with {number(report.rows)} rows ({size(report.bytes)}), {duration(report.seconds)}"
+            f"{paint('compacted', 'green')} {where}: {count(report.merged, 'file')} became {number(report.files)} "
+            f"with {count(report.rows, 'row')} ({size(report.bytes)}), {duration(report.seconds)}"
         )
     elif report.error is None:
         say(f"nothing to do in {where}: {report.because}")
@@ -213,8 +213,8 @@ def _line(row: SchemaStatus) -> tuple[str, ...]:
         number(row.dirty),
         "–" if row.oldest_seconds is None else duration(row.oldest_seconds),
         number(row.quarantined),
-        f"{number(row.base_rows)} rows, {number(row.base_files)} files, {size(row.base_bytes)}",
-        f"{number(row.delta_rows)} rows, {number(row.delta_files)} files, {size(row.delta_bytes)}",
+        f"{count(row.base_rows, 'row')}, {count(row.base_files, 'file')}, {size(row.base_bytes)}",
+        f"{count(row.delta_rows, 'row')}, {count(row.delta_files, 'file')}, {size(row.delta_bytes)}",
         str(row.version),
         number(row.waiting_for_gc),
     )
@@ -266,11 +266,11 @@ def _show_reconciled(done: Reconciled) -> None:
         for path in paths:
             say(f"{paint(what, 'yellow')} {where}: {path}")
     if done.repaired_rows:
-        say(f"{number(done.repaired_rows)} rows of {where} are dirty now; the next flush exports them.")
+        say(f"Marked {count(done.repaired_rows, 'row')} of {where} dirty; the next flush exports what is dirty.")
     if done.deleted:
-        say(f"{number(done.deleted)} files of {where} are deleted.")
+        say(f"Deleted {count(done.deleted, 'file')} of {where}.")
     if done.waiting:
-        say(f"{number(done.waiting)} files of {where} wait for gc.")
+        say(f"Left {count(done.waiting, 'file')} of {where} for gc.")
     if not found.any:
         say(f"{paint('in order', 'green')} {where}")
 
@@ -334,12 +334,12 @@ def verify(schema: SchemaOption = None, json: JsonOption = False) -> None:
                 headings = ("Difference", "Row", "Attribute", "Postgres", "Store")
                 rows = [(d.kind, d.row_id, d.attribute, d.postgres, d.store) for d in report.differences]
                 grid(headings, rows)
-            spent = f"{number(report.compared)} rows compared in {duration(report.seconds)}"
+            spent = f"{count(report.compared, 'row')} compared in {duration(report.seconds)}"
             dirty = f", {number(report.dirty)} dirty ones are read from Postgres" if report.dirty else ""
             if report.sound:
                 say(f"{paint('equal', 'green')} schema {report.schema_id}: {spent}{dirty}")
             else:
-                say(f"{paint('different', 'red')} schema {report.schema_id}: {number(report.differing)} rows; {spent}")
+                say(f"{paint('different', 'red')} schema {report.schema_id}: {count(report.differing, 'row')}; {spent}")
     if not all(report.sound for report in reports):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import note, number, paint, say
+from modak.cli.output import count, note, number, paint, say
 from modak.cli.parsing import TableOption, pairs
 from modak.core.errors import ModakError, NotLeader, UsageError
 from modak.core.names import TableName
@@ -52,12 +52,13 @@ def erase(
     from modak.cli.place import opened
 
     with opened(log_level="warning" if dry_run else "info") as site:
-        from modak.tables.maintenance.erase import by_key, count, erase_rows
+        from modak.tables.maintenance.erase import by_key, erase_rows
+        from modak.tables.maintenance.erase import count as count_rows
 
         condition = where if where is not None else by_key(site, name, _keys(pk or []))
         if dry_run:
-            heap, lake = count(site, name, condition)
-            say(f"{number(heap)} rows of the heap and {number(lake)} of the lake would be erased.")
+            heap, lake = count_rows(site, name, condition)
+            say(f"{count(heap, 'row')} of the heap and {number(lake)} of the lake would be erased.")
             note("Nothing was changed.")
             return
         from modak.runtime.leader import Leader
@@ -131,16 +132,16 @@ def _keys(given: list[str]) -> dict[str, str] | str:
 
 def _show(done: Erased) -> None:
     say(
-        f"{paint('erased', 'green')} {number(done.heap_rows)} rows of the heap, {number(done.lake_rows)} of the lake; "
-        f"{number(done.files_rewritten)} files rewritten, {number(done.snapshots_expired)} snapshots expired."
+        f"{paint('erased', 'green')} {count(done.heap_rows, 'row')} of the heap, {number(done.lake_rows)} of the lake; "
+        f"{count(done.files_rewritten, 'file')} rewritten, {count(done.snapshots_expired, 'snapshot')} expired."
     )
     if done.waiting:
         say(
-            f"{number(done.waiting)} older snapshots are still held by readers; the worker expires them as soon as "
+            f"Readers still hold {count(done.waiting, 'older snapshot')}; the worker expires what they hold as soon as "
             "their pins end, or run this command again."
         )
     else:
         say(
-            f"A scan of the heap, the delta and {number(done.snapshots_scanned)} retained snapshots found "
-            f"{number(done.found)} matching rows."
+            f"A scan of the heap, the delta and {count(done.snapshots_scanned, 'retained snapshot')} found "
+            f"{count(done.found, 'matching row')}."
         )

@@ -108,7 +108,7 @@ def _show_report(report: IngestReport) -> None:
         f"{count(report.replaced, 'row')} of the lake replaced; lake snapshot {report.snapshot_id}."
     )
     if report.left_out:
-        say(f"{number(report.left_out)} rows came again later in the input; the last of each key was taken.")
+        say(f"{count(report.left_out, 'row')} came again later in the input; the last of each key was taken.")
     if report.corrections:
         say(f"{number(report.corrections)} older corrections of the same keys are superseded.")
 

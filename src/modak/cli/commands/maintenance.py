@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modak.cli.output import dump, duration, fields, note, number, paint, say, size
+from modak.cli.output import count, dump, duration, fields, note, number, paint, say, size
 from modak.cli.parsing import JsonOption, TableOption, pairs
 from modak.core.errors import ModakError, UsageError
 from modak.core.names import TableName
@@ -191,19 +191,19 @@ def _show_outcome(name: TableName, outcome: Mapping[str, Mapping[str, Any]]) -> 
 def _counters(what: Mapping[str, Any]) -> str:
     if "files_before" in what:
         text = (
-            f"{number(what['files_before'])} files ({size(what['bytes_before'])}) became "
+            f"{count(what['files_before'], 'file')} ({size(what['bytes_before'])}) became "
             f"{number(what['files_after'])} ({size(what['bytes_after'])})"
         )
         if what.get("deletes_before") or what.get("delete_files_dropped"):
             gone = what["rows_before"] - what["rows_after"]
-            text += f", {number(what['deletes_before'])} delete files applied, {number(gone)} deleted rows gone"
+            text += f", {count(what['deletes_before'], 'delete file')} applied, {count(gone, 'deleted row')} gone"
         return text
     if "manifests_before" in what:
         return f"{number(what['manifests_before'])} became {number(what['manifests_after'])}"
     if "snapshots" in what:
-        return f"{number(what['snapshots'])} expired, {number(what['files_deleted'])} files deleted"
+        return f"{number(what['snapshots'])} expired, {count(what['files_deleted'], 'file')} deleted"
     if "bytes_deleted" in what:
-        return f"{number(what['files_deleted'])} files deleted ({size(what['bytes_deleted'])})"
+        return f"{count(what['files_deleted'], 'file')} deleted ({size(what['bytes_deleted'])})"
     return ", ".join(f"{key} {value}" for key, value in what.items() if key != "seconds")
 
 
@@ -220,9 +220,9 @@ def _show_plan(site: Site, name: TableName) -> None:
     say(f"Read {size(plan.bytes_read)}, written about {size(plan.bytes_written)}.")
     bounds = plan.bounds
     if bounds.pinned:
-        say(f"{number(len(bounds.pinned))} pinned snapshots stay, and everything since the oldest of them.")
+        say(f"{count(len(bounds.pinned), 'pinned snapshot')} must stay, and everything since the oldest.")
     if bounds.staged:
-        say(f"{number(len(bounds.staged))} staged files stay.")
+        say(f"{count(len(bounds.staged), 'staged file')} must stay.")
     note("Nothing was changed.")
 
 
@@ -231,10 +231,10 @@ def _step(plan: MaintenancePlan, name: Any) -> str:
 
     step = plan.steps[name]
     if isinstance(step, RewriteStep):
-        deletes = f", {number(step.deletes)} delete files applied" if step.deletes else ""
+        deletes = f", {count(step.deletes, 'delete file')} applied" if step.deletes else ""
         more = ", more in further commits" if step.more else ""
         return (
-            f"{number(step.files)} files ({size(step.bytes_read)}) would become {number(len(step.bins))} "
+            f"{count(step.files, 'file')} ({size(step.bytes_read)}) would become {number(len(step.bins))} "
             f"(about {size(step.bytes_written)}){deletes}{more}"
         )
     if isinstance(step, ManifestStep):
@@ -289,17 +289,17 @@ def _show_health(each: Health) -> None:
         say(f"{each.table}: not collected yet; a running worker does it by itself.")
         return
     classes = ", ".join(
-        f"{number(count)} {name.replace('_', ' ')}"
-        for name, count in counters.get("files_by_size", {}).items()
-        if count
+        f"{number(files)} {name.replace('_', ' ')}"
+        for name, files in counters.get("files_by_size", {}).items()
+        if files
     )
     fields(
         {
             "table": str(each.table),
             "files": f"{number(counters['files'])} ({classes or 'none'})",
             "rows": number(counters.get("records", 0)),
-            "delete debt": f"{number(counters.get('delete_files', 0))} delete files on "
-            f"{number(counters.get('files_under_deletes', 0))} files, {counters.get('delete_ratio', 0):.1%} of rows",
+            "delete debt": f"{count(counters.get('delete_files', 0), 'delete file')} on "
+            f"{count(counters.get('files_under_deletes', 0), 'file')}, {counters.get('delete_ratio', 0):.1%} of rows",
             "manifests": number(counters.get("manifests", 0)),
             "snapshots": number(counters.get("snapshots", 0)),
             "bytes": f"{size(counters.get('bytes', 0))} live, {size(counters.get('bytes_reclaimable', 0))} reclaimable",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modak.cli.output import dump, duration, number, paint, record, say, size
+from modak.cli.output import count, dump, duration, number, paint, record, say, size
 from modak.cli.output import table as grid
 from modak.cli.parsing import JsonOption
 from modak.cli.progress import Progress
@@ -181,8 +181,8 @@ def verify(database: DatabaseOption = None, measurement: MeasurementOption = Non
         for each in checked:
             verdict = paint("wrong", "red") if each.problems else paint("sound", "green")
             say(
-                f"{verdict} {each.database}/{each.measurement}: {number(each.files)} files, {number(each.rows)} rows, "
-                f"{size(each.bytes)}"
+                f"{verdict} {each.database}/{each.measurement}: {count(each.files, 'file')}, "
+                f"{count(each.rows, 'row')}, {size(each.bytes)}"
             )
             tell_problems(each.problems)
     if any(each.problems for each in checked):

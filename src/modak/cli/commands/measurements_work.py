@@ -18,7 +18,7 @@ from modak.cli.commands.measurements import (
     tell_problems,
     tiers_named,
 )
-from modak.cli.output import dump, duration, note, number, on_terminal, paint, record, say, size
+from modak.cli.output import count, dump, duration, note, number, on_terminal, paint, record, say, size
 from modak.cli.parsing import JsonOption
 from modak.cli.progress import Progress
 from modak.core.errors import UsageError
@@ -62,7 +62,7 @@ def compact(
         outputs = sum(job.outputs for job in merged)
         ratio = f", {before / after:.1f} times smaller" if after else ""
         say(
-            f"{number(files)} files became {number(outputs)}: {number(rows)} rows, "
+            f"{count(files, 'file')} became {number(outputs)}: {count(rows, 'row')}, "
             f"{size(before)} → {size(after)}{ratio}, in {duration(done.seconds)}"
             if merged
             else "Nothing was worth a merge."
@@ -88,7 +88,7 @@ def recover(database: DatabaseOption = None, json: JsonOption = False) -> None:
     else:
         for path, fate in found.fates.items():
             say(f"{fate.value:10} {path}")
-        say(f"{number(found.recovered)} of {number(len(found.fates))} jobs moved on.")
+        say(f"{number(found.recovered)} of {count(len(found.fates), 'job')} moved on.")
         tell_problems(found.problems)
     if found.problems:
         raise typer.Exit(1)
@@ -124,8 +124,8 @@ def export(
         dump(record(done))
         return
     say(
-        f"{source.folder}: {number(done.files)} files, {number(done.rows)} rows, {size(done.bytes)} in snapshot "
-        f"{done.snapshot_id} ({number(done.added)} files came, {number(done.removed)} went)"
+        f"{source.folder}: {count(done.files, 'file')}, {count(done.rows, 'row')}, {size(done.bytes)} in snapshot "
+        f"{done.snapshot_id} ({count(done.added, 'file')} came, {number(done.removed)} went)"
     )
     say(f"table     {done.location}")
     say(f"metadata  {done.metadata_location}")
@@ -168,7 +168,7 @@ def generate(
         dump(record(made))
         return
     say(
-        f"{number(made.files)} files with {number(made.rows)} rows, {size(made.bytes)}, "
+        f"{count(made.files, 'file')} with {count(made.rows, 'row')}, {size(made.bytes)}, "
         f"{number(made.corrupt)} of them corrupt on purpose."
     )
 
@@ -216,12 +216,12 @@ def _show_job(job: JobRecord) -> None:
         say(f"{paint('failed', 'red')} {job.partition} ({job.tier}): {job.error}")
         return
     if job.tier == "retention":
-        say(f"{paint('dropped', 'magenta')} {job.partition}: {number(job.files)} files, {size(job.bytes_before)}")
+        say(f"{paint('dropped', 'magenta')} {job.partition}: {count(job.files, 'file')}, {size(job.bytes_before)}")
         return
-    again = f", {number(job.duplicates)} duplicates" if job.duplicates else ""
+    again = f", {count(job.duplicates, 'duplicate')}" if job.duplicates else ""
     say(
-        f"{paint('merged', 'green')} {job.partition} ({job.tier}): {number(job.files)} files → {number(job.outputs)}, "
-        f"{number(job.rows_out)} rows{again}, {size(job.bytes_before)} → {size(job.bytes_after)} "
+        f"{paint('merged', 'green')} {job.partition} ({job.tier}): {count(job.files, 'file')} → {number(job.outputs)}, "
+        f"{count(job.rows_out, 'row')}{again}, {size(job.bytes_before)} → {size(job.bytes_after)} "
         f"({job.ratio:.1f}×), {duration(job.seconds)}"
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from modak.cli.output import note, number, paint, say
+from modak.cli.output import count, note, paint, say
 from modak.cli.parsing import TableOption
 from modak.core.errors import Refused
 from modak.core.names import TableName
@@ -29,7 +29,7 @@ def convert(
         rows = change(site, name, mode)
     say(f"{paint('converted', 'green')} {name}: it is {mode} now.")
     if mode == "mirrored":
-        note(f"{number(rows)} rows were written into the lake; the daemon (modak-worker run) follows from here on.")
+        note(f"Wrote {count(rows, 'row')} into the lake; the daemon (modak-worker run) follows from here on.")
     else:
         note("The heap has every row; the daemon (modak-worker run) tiers the old partitions from its next cycle on.")
 
@@ -59,4 +59,4 @@ def reanchor(
             raise Refused("mirror.mode", f"{name} is {record.mode}; only a mirrored table has a slot.")
         with Leader.campaign(site, wait) as leader:
             rows = anchor(site, leader.epoch, record)
-    say(f"{paint('anchored', 'green')} {name}: {number(rows)} rows of the lake were behind the heap.")
+    say(f"{paint('anchored', 'green')} {name}: {count(rows, 'row')} of the lake had fallen behind the heap.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modak.cli.output import dump, duration, number, on_terminal, paint, say
+from modak.cli.output import count, dump, duration, number, on_terminal, paint, say
 from modak.cli.output import table as grid
 from modak.cli.parsing import JsonOption, TableOption
 from modak.core.names import TableName
@@ -105,6 +105,13 @@ def _show(seen: dict[str, Any]) -> None:
     leader = seen["leader"]
     left = f", lease for {duration(leader['seconds_left'])} more" if leader["holder"] else ""
     say(f"{paint('leader', 'bold')} {leader['holder'] or 'nobody'}, epoch {leader['epoch']}{left}")
+    for each in seen["workers"]:
+        if each["late"] and each["holder"] == leader["holder"]:
+            silent = duration(each["silent_seconds"])
+            say(
+                f"{paint('late', 'red')} the leader has not been heard of for {silent}; "
+                "if it is gone, another worker leads when its lease ends"
+            )
     grid(
         ("Worker", "Role", "Epoch", "Heard", "HTTP", "Running", "Due", "Failing", "Cycle"),
         [_worker(each) for each in seen["workers"]],
@@ -117,8 +124,9 @@ def _show(seen: dict[str, Any]) -> None:
             say(f"  {paint('running', 'cyan')} {what}{since}")
         for item in worker["doing"].get("failing", ()):
             what = f"{item['kind']} {item['table']}".rstrip()
-            again = f"again in {duration(item['again_in_seconds'])}"
-            say(f"  {paint('failing', 'red')} {what}: {item['code']}, {item['times']} times, {again}")
+            after = item["again_in_seconds"]
+            again = "again when it is due" if after is None else f"again in {duration(after)}"
+            say(f"  {paint('failing', 'red')} {what}: {item['code']}, {count(item['times'], 'time')}, {again}")
             if item.get("message"):
                 say(f"    {item['message']} {item.get('hint', '')}".rstrip())
     for each in seen["paused"]:
@@ -144,7 +152,7 @@ def _worker(each: dict[str, Any]) -> tuple[str, ...]:
     doing = each["doing"]
     return (
         each["holder"],
-        each["role"],
+        f"{each['role']}, late" if each["late"] else each["role"],
         "–" if each["epoch"] is None else str(each["epoch"]),
         f"{duration(each['silent_seconds'])} ago",
         each["address"] or "–",

@@ -8,6 +8,9 @@ const absent = (value) => value === null || value === undefined || Number.isNaN(
 
 export const count = (value) => (absent(value) ? nothing : typeof value === "number" ? WHOLE.format(value) : String(value));
 
+/** So many of something: `1 row`, `1,200 rows`. */
+export const many = (value, noun) => `${count(value)} ${noun}${Number(value) === 1 ? "" : "s"}`;
+
 export function bytes(value) {
   if (absent(value)) return nothing;
   let size = Number(value), at = 0;

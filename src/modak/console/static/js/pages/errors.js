@@ -47,7 +47,7 @@ const FAILING = [
   { title: "What", long: true, cell: (one) => h("span", { class: "bad" }, one.message || "It crashed; the log has the details.") },
   { title: "What to do", long: true, cell: (one) => one.hint || advice(`${one.code} ${one.message}`) },
   { title: "Failed", number: true, cell: (one) => (one.times === 1 ? "once" : `${count(one.times)} times`) },
-  { title: "Again", cell: (one) => badge(one.again_in_seconds > 0 ? `in ${seconds(one.again_in_seconds)}` : "now", "warn") },
+  { title: "Again", cell: (one) => badge(one.again_in_seconds === null ? "when due" : one.again_in_seconds > 0 ? `in ${seconds(one.again_in_seconds)}` : "now", "warn") },
 ];
 
 const listed = (texts) => (texts.length === 1 ? texts[0] : h("ul", {}, texts.map((each) => h("li", {}, each))));

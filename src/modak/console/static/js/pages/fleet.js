@@ -18,26 +18,28 @@ export const fleet = {
   draw(found, { query, who }) {
     const tables = found.tables;
     const here = found.tables_found > tables.length ? ", this page" : "";
+    const leading = found.workers.find((one) => one.holder === found.leader.holder);
     const chosen = query.get("q") || query.get("mode") || query.get("attention");
     return [
       h("h1", {}, "Fleet"),
       h("p", { class: "lead" }, `${found.database} · lake in ${found.warehouse} · Modak ${found.version}`),
       facts([
         ["Tables", count(found.tables_total)],
-        ["Leader", found.leader.holder ? h("code", {}, found.leader.holder) : "none", found.leader.holder ? null : "warn"],
+        ["Leader", found.leader.holder ? h("code", {}, found.leader.holder) : "none", found.leader.holder && !leading?.late ? null : "warn"],
         ["Workers", count(found.workers.length)],
         [`In the heap${here}`, bytes(sum(tables, heap))],
-        [`In the lake${here}`, bytes(sum(tables, lake))],
+        [`In the lake${here}`, `${bytes(sum(tables, lake))}${tables.some((one) => lake(one) === null) ? " or more" : ""}`],
         ["Need attention", found.tables_attention ? h("a", { href: "#/fleet?attention=true" }, count(found.tables_attention)) : "0", found.tables_attention ? "warn" : "good"],
       ]),
-      found.leader.holder ? null : found.workers.some((one) => one.role === "starting") ? h("p", { class: "warn" }, "Nobody leads yet: a worker is starting.") : h("p", { class: "bad" }, "Nobody leads, so no table is worked on. Is a worker running, and can it reach Postgres? modak-worker top tells."),
+      leading?.late ? h("p", { class: "warn" }, `The leader has not been heard of for ${seconds(leading.silent_seconds)}. If it is gone, another worker leads when its lease ends, in ${seconds(found.leader.seconds_left)}.`) : null,
+      found.leader.holder ? null : found.workers.some((one) => one.role === "starting" && !one.late) ? h("p", { class: "warn" }, "Nobody leads yet: a worker is starting.") : h("p", { class: "bad" }, "Nobody leads, so no table is worked on. Is a worker running, and can it reach Postgres? modak-worker top tells."),
       h("section", { class: "sheet", "aria-label": "Tables" },
         h("form", { class: "row", role: "search", onsubmit: search, "data-keep": "search" },
           h("label", {}, "Find ", h("input", { name: "q", type: "search", value: query.get("q"), placeholder: "part of a name" })),
           h("label", {}, "Mode ", h("select", { name: "mode" }, ["", "tiered", "mirrored"].map((mode) => h("option", { value: mode, selected: mode === (query.get("mode") ?? "") }, mode || "any")))),
           h("label", {}, h("input", { type: "checkbox", name: "attention", value: "true", checked: query.get("attention") === "true" }), "only what needs attention"),
           h("button", {}, "Find"), chosen ? h("a", { href: "#/fleet" }, "All") : null),
-        grid("The bar shows the lake in blue, then the cut-line, then the heap in orange. Lag: what lies in the heap beyond the cut-line, or what a mirror has not brought into the lake yet.", COLUMNS, tables,
+        grid("The bar shows the lake in blue, then the cut-line, then the heap in orange. Lag: from the cut-line to the end of the last partition with rows, or what a mirror has not brought into the lake yet.", COLUMNS, tables,
           chosen ? "No table fits." : ["No table is registered yet. ", who.scope === "read" ? null : ["Try ", h("code", {}, "modak-worker register --table public.events --pk id --tier-key occurred_at")]]),
         pager(found, query)),
       sheet("Workers", grid("Processes of this group, by their last heartbeat.", WORKERS, found.workers, ["No worker has been heard of. Start one: ", h("code", {}, "modak-worker run")])),
@@ -48,7 +50,7 @@ export const fleet = {
 const COLUMNS = [
   { title: "Table", long: true, cell: (one) => h("a", { href: `#/table/${one.table_id}` }, one.table) },
   { title: "Mode", cell: (one) => badge(one.keep_heap ? "keep-heap" : one.mode), extra: true },
-  { title: "Lake | heap", wide: true, cell: (one) => seamBar(lake(one), heap(one), one.cutline_t_text) },
+  { title: "Lake | heap", wide: true, cell: bar },
   { title: "Cut-line", code: true, extra: true, cell: (one) => one.cutline_t_text ?? one.mirror_frontier ?? nothing },
   { title: "Lag", number: true, cell: lag },
   { title: "Backlog", number: true, extra: true, cell: (one) => count(one.delta_backlog) },
@@ -58,10 +60,10 @@ const COLUMNS = [
 
 const WORKERS = [
   { title: "Worker", code: true, cell: (one) => one.holder },
-  { title: "Role", cell: (one) => badge(one.role, one.role === "leading" ? "good" : "soft") },
+  { title: "Role", cell: (one) => badge(one.late ? `${one.role}, late` : one.role, one.late ? "bad" : one.role === "leading" ? "good" : "soft") },
   { title: "Version", extra: true, cell: (one) => one.version },
   { title: "Started", extra: true, cell: (one) => ago(one.started_at) },
-  { title: "Heard of", cell: (one) => h("span", { class: one.silent_seconds > 30 ? "bad" : null }, `${seconds(one.silent_seconds)} ago`) },
+  { title: "Heard of", cell: (one) => h("span", { class: one.late ? "bad" : null }, `${seconds(one.silent_seconds)} ago`) },
   { title: "Does", long: true, cell: (one) => doing(one) },
 ];
 
@@ -80,11 +82,17 @@ function doing(one) {
 const start = (query) => Math.max(0, Number.parseInt(query.get("from") ?? "0", 10) || 0);
 const sum = (rows, of) => rows.reduce((all, row) => all + Number(of(row) ?? 0), 0);
 export const heap = (one) => Number(one.heap_bytes ?? 0);
-export const lake = (one) => Number(one.lake?.bytes ?? one.lake?.data_bytes ?? 0);
+/** Bytes in the lake; null: rows are there, and nobody has measured them yet. */
+export const lake = (one) => one.lake?.bytes ?? (one.cutline_s === null ? 0 : null);
+
+function bar(one) {
+  if (lake(one) === null) return h("span", { class: "soft" }, `${bytes(heap(one))} in the heap; the lake is measured within a minute`);
+  return seamBar(Number(lake(one)), heap(one), one.cutline_t_text);
+}
 
 /** How far the lake is behind: on the tier key, or in WAL and time where the table is mirrored. */
 export function lag(one) {
-  if (one.mode !== "mirrored") return one.lag ?? nothing;
+  if (one.mode !== "mirrored") return one.lag ? `≤ ${one.lag}` : nothing;
   if (one.mirror_lag_bytes === null) return nothing;
   return `${bytes(one.mirror_lag_bytes)}, ${seconds(one.mirror_lag_seconds)}`;
 }

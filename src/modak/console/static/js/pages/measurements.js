@@ -1,17 +1,20 @@
 // Measurement stores: files by tier, what is due, what runs, what the last cycles did.
 
 import { badge, confirm, facts, grid, h, sheet, tell } from "../dom.js";
-import { columns } from "../charts.js";
+import { columns, lines } from "../charts.js";
 import { get, send } from "../api.js";
 import { ago, bytes, count, nothing, seconds } from "../format.js";
+import { drawn } from "./mirrors.js";
+
+const MOST = 6;
 
 export const measurements = {
   title: "Measurements",
   every: 15,
   load: async (_argument, _query, who) => {
     if (!who.stores.measurements) return { off: true };
-    const [status, jobs, history] = await Promise.all([get("/measurements/status"), get("/measurements/jobs"), get("/measurements/history?limit=20")]);
-    return { ...status, jobs, history };
+    const [status, jobs, history, due] = await Promise.all([get("/measurements/status"), get("/measurements/jobs"), get("/measurements/history?limit=20"), get(`/series?metric=measurements_candidates&most=${MOST}`)]);
+    return { ...status, jobs, history, due };
   },
   draw(found, { who, again }) {
     const lead = h("p", { class: "lead" }, "Many small files of a time window become few large sorted ones.");
@@ -28,7 +31,9 @@ export const measurements = {
       who.scope === "read" ? null : h("div", { class: "row" }, h("button", { type: "button", onclick: () => compact(again) }, "Compact now")),
       h("div", { class: "grid" },
         sheet("Files by tier", columns(Object.entries(kinds).sort(), "Files by tier", "The store is empty.")),
-        sheet("Files merged by the last cycles", columns(found.history.slice(0, 8).reverse().map((one) => [`cycle ${one.cycle_id}`, of(one, "files")]), "Files merged by the last cycles", "No cycle has merged anything yet."))),
+        sheet("Files merged by the last cycles", columns(found.history.slice(0, 8).reverse().map((one) => [`cycle ${one.cycle_id}`, of(one, "files")]), "Files merged by the last cycles", "No cycle has merged anything yet.")),
+        sheet("Windows due over the last hour", lines(drawn(found.due), "count", "Windows due")),
+        sheet("When", plan(found.scheduler))),
       sheet("Measurements", grid("Due: partitions that qualify now, by tier.", [
         { title: "Database", cell: (one) => one.database }, { title: "Measurement", cell: (one) => one.measurement },
         { title: "Files", number: true, cell: (one) => count(Object.values(one.files).reduce((all, each) => all + each, 0)) },
@@ -58,6 +63,19 @@ const HISTORY = [
   { title: "Took", number: true, cell: (one) => seconds(one.seconds) },
   { title: "Errors", cell: (one) => { const failed = (one.jobs ?? []).filter((job) => job.error); return failed.length ? h("span", { class: "bad" }, failed[0].error) : ""; } },
 ];
+
+/** When the leader begins the next cycle of each tier, and what became of the last one. */
+function plan(scheduler) {
+  if (!scheduler) return h("p", { class: "empty" }, "The worker that leads compacts; this one does not lead.");
+  return [
+    scheduler.last_error ? h("p", { class: "bad" }, `The last cycle failed: ${scheduler.last_error}`) : null,
+    scheduler.cycle_running ? h("p", {}, badge("A cycle runs now", "good")) : null,
+    grid("Times are those of the schedule, in UTC.", [
+      { title: "Tier", cell: ([tier]) => tier }, { title: "Schedule", code: true, cell: ([, schedule]) => schedule },
+      { title: "Next", cell: ([tier]) => ago(scheduler.next_runs[tier]) },
+    ], Object.entries(scheduler.schedules), "No tier is scheduled."),
+  ];
+}
 
 async function compact(again) {
   if (!(await confirm("Compact now?", "A cycle over all databases begins at once.", "Compact"))) return;

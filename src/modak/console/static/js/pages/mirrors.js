@@ -6,7 +6,7 @@ import { get } from "../api.js";
 import { ago, bytes, count, nothing, seconds } from "../format.js";
 
 const MOST = 6;
-const drawn = (series) => series.map((one) => ({ name: one.name, points: one.points.filter(([, value]) => value !== null).map(([when, value]) => [when * 1000, value]) })).filter((one) => one.points.length);
+export const drawn = (series) => series.map((one) => ({ name: one.name, points: one.points.filter(([, value]) => value !== null).map(([when, value]) => [when * 1000, value]) })).filter((one) => one.points.length);
 
 export const mirrors = {
   title: "Mirrors",

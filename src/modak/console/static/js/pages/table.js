@@ -3,7 +3,7 @@
 import { badge, confirm, facts, grid, h, sheet, tell } from "../dom.js";
 import { axisOf, columns, timeline } from "../charts.js";
 import { get, send } from "../api.js";
-import { ago, bytes, count, nothing, seconds, share } from "../format.js";
+import { ago, bytes, count, many, nothing, seconds, share } from "../format.js";
 import { operationColumns } from "./operations.js";
 
 export const table = {
@@ -48,7 +48,7 @@ const refused = (failure) => [h("p", { class: "warn" }, failure.message), failur
 /** Rows that are deleted and still stored, and what the last look at the lake found. */
 function debt(found) {
   const seen = found.health?.counters;
-  const words = [`${count(found.files.files_with_deletes)} files carry deletes`];
+  const words = [found.files.files_with_deletes === 1 ? "1 file carries deletes" : `${count(found.files.files_with_deletes)} files carry deletes`];
   if (seen?.deleted_rows !== undefined) words.push(`${count(seen.deleted_rows)} of ${count(seen.records)} stored rows are deleted (${share(seen.delete_ratio)})`);
   return [
     h("p", { class: "soft" }, `${words.join(", ")}.`),
@@ -92,7 +92,7 @@ const pins = (found) => grid("A pin keeps what a reader needs until it ends or l
 
 function partitions(found) {
   const living = found.filter((one) => one.state !== "dropped");
-  return h("details", {}, h("summary", {}, `${living.length} partitions in Postgres`), grid("In the order of the tier key.", [
+  return h("details", {}, h("summary", {}, `${many(living.length, "partition")} in Postgres`), grid("In the order of the tier key.", [
     { title: "Partition", code: true, cell: (one) => one.name }, { title: "From", number: true, cell: (one) => one.lower_text ?? "MINVALUE" },
     { title: "To", number: true, cell: (one) => one.upper_text ?? "MAXVALUE" }, { title: "State", cell: (one) => badge(one.state, one.problem ? "warn" : null) },
     { title: "Problem", long: true, cell: (one) => one.problem ?? "" },
