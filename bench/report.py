@@ -44,10 +44,14 @@ class Report:
             table.add_row(
                 line.who, *(_number(v) for v in (line.rows_per_second, line.per_cpu_second, line.peak_rss_mb))
             )
-        Console().print(table)
         ratios = {f"vs_{name}": round(self.ours / rate, 3) for name, rate in self.rivals.items() if rate}
+        console = Console()
+        console.print(table)
+        for name, ratio in ratios.items():
+            console.print(f"ours is {ratio:.2f} times {name.removeprefix('vs_')}", highlight=False)
         if self.limit:
             ratios["vs_limit"] = round(self.ours / self.limit, 3)
+            console.print(f"ours is {ratios['vs_limit']:.0%} of the limit", highlight=False)
         result = {
             "bench": self.bench,
             "ours": round(self.ours),
