@@ -8,11 +8,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from modak.console.app import Console
+from modak.console.assets import assets
 from modak.console.gate import HEADERS
 from modak.console.sessions import COOKIE, LIFETIME_SECONDS, Sessions
+from modak.runtime.hosting import loads
 from modak.runtime.web.app import create_app
 from modak.runtime.web.context import Context
 from tests.runtime.conftest import ADMIN, READ
+from tests.runtime.test_web import calls
 
 PAGE = {"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}
 
@@ -59,6 +62,24 @@ def test_pages_and_assets_are_served_with_headers_that_lock_them_in(guarded: Tes
     policy = HEADERS["content-security-policy"]
     assert "unsafe" not in policy
     assert "http" not in policy
+
+
+def test_behind_the_console_every_route_refuses_who_has_not_signed_in(bare: Callable[..., Context]) -> None:
+    context = bare(MODAK_API_TOKEN=ADMIN, MODAK_API_READ_TOKEN=READ, MODAK_LOAD_TOKEN="token-of-loads")
+    console = Console(context.guard, context.site.settings)
+    app = create_app(context, [*console.routers(), *loads(context)])
+    known = calls(app)
+    assert ("POST", "/api/load/1") in known
+    opened = {"/", "/livez", "/readyz", "/console/session", *(f"/static/{path}" for path in assets())}
+    with TestClient(console.gate(app), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        for method, path in known:
+            if path in opened:
+                continue
+            for headers in ({}, {"Cookie": f"{COOKIE}=forged"}, {"Authorization": "Bearer wrong"}):
+                assert client.request(method, path, headers=headers).status_code == 401, (method, path)
+            from_a_page = client.request(method, path, headers=PAGE).status_code
+            assert from_a_page in ((401,) if method in ("GET", "HEAD") else (401, 403)), (method, path)
+        assert client.get("/console/session").json()["signed_in"] is False
 
 
 def test_nothing_outside_of_the_package_is_an_asset(guarded: TestClient) -> None:

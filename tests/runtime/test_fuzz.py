@@ -6,15 +6,19 @@ import hypothesis
 import pytest
 import schemathesis
 from schemathesis.checks import not_a_server_error
+from starlette.testclient import TestClient
 
 from modak.runtime.leader import Leader
 from modak.runtime.web.app import create_app
 from modak.tables.site import Site
 from tests.runtime.conftest import led
+from tests.runtime.test_measurement_routes import leads, served, store
 from tests.tables.events import Events
 
+__all__ = ["leads", "served", "store"]
+
 _LEFT_OUT = {"/api/v1/query", "/api/v1/explain", "/readyz"}
-"""SQL needs Spark (`test_http_queries.py` asks odd things), and a probe that says 503 means it."""
+"""SQL needs Spark and has a test of its own; a probe that says 503 means it."""
 
 
 @pytest.fixture
@@ -49,6 +53,19 @@ def fuzz(schema: schemathesis.openapi.OpenApiSchema, examples: int) -> int:
 
 def test_made_up_requests_find_no_500(schema: schemathesis.openapi.OpenApiSchema) -> None:
     assert fuzz(schema, 6) > 25
+
+
+def test_made_up_requests_to_stores_that_are_served_find_no_500(leads: TestClient) -> None:
+    described = schemathesis.openapi.from_asgi("/api/v1/openapi.json", leads.app, headers={"Host": "127.0.0.1"})
+    assert fuzz(described.include(path_regex="/(measurements|cluster)/"), 10) >= 7
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_made_up_sql_finds_no_500(schema: schemathesis.openapi.OpenApiSchema, site: Site) -> None:
+    app = create_app(led(site))
+    described = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app, headers={"Host": "127.0.0.1"})
+    assert fuzz(described.include(path=["/api/v1/query", "/api/v1/explain"]), 40) == 2
 
 
 @pytest.mark.full

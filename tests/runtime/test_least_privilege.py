@@ -37,6 +37,13 @@ SUITE = [
     "tests/tables/test_registration.py",
     "tests/tables/test_amend.py",
     "tests/tables/test_foreign_commits.py",
+    "tests/tables/test_late_writes.py",
+    "tests/load/test_load.py",
+    "tests/maintenance/test_health.py",
+    "tests/maintenance/test_policy.py",
+    "tests/runtime/test_operators.py",
+    "tests/runtime/test_publishing.py",
+    "tests/runtime/test_withdrawing.py",
     "tests/runtime/test_web.py",
     "tests/runtime/test_metrics.py",
 ]

@@ -40,7 +40,10 @@ _PAGE: LiteralString = """
         p.mirror_frontier::text AS mirror_frontier, p.delta_backlog, p.delta_oldest_at, p.read_pins, p.staged_loads,
         p.copying, p.partition_states, p.problems, p.frozen, p.unfinished_ops, p.last_error,
         z.paused_at, z.paused_by, z.reason AS pause_reason,
-        h.heap_bytes, h.heap_rows, h.lower_bound, h.upper_bound, h.filled_to, m.lag_bytes AS mirror_lag_bytes,
+        h.heap_bytes, h.heap_rows, h.lower_bound, h.upper_bound, h.filled_to,
+        -- Until its pump has spoken for the first time, all WAL since the frontier counts.
+        coalesce(m.lag_bytes, CASE WHEN p.mirror_frontier IS NOT NULL AND NOT pg_is_in_recovery()
+            THEN greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), p.mirror_frontier), 0)::bigint END) AS mirror_lag_bytes,
         m.lag_seconds AS mirror_lag_seconds, m.error AS mirror_error, m.failing_since AS mirror_failing_since,
         l.counters AS lake, l.warnings AS lake_warnings, l.collected_at AS lake_collected_at, l.maintained_at,
         o.kind AS last_kind, o.phase AS last_phase, coalesce(o.finished_at, o.started_at) AS last_at,

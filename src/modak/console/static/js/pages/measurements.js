@@ -22,9 +22,9 @@ export const measurements = {
     const kinds = {};
     for (const one of found.store.measurements) for (const [tier, files] of Object.entries(one.files)) kinds[tier] = (kinds[tier] ?? 0) + files;
     return [
-      h("h1", {}, "Measurements"), lead,
+      h("h1", {}, "Measurements"), h("p", { class: "lead" }, `Many small files of a time window become few large sorted ones · store in ${found.store.root}`),
       facts([
-        ["Store", found.store.root], ["Measurements", count(found.store.measurements.length)],
+        ["Measurements", count(found.store.measurements.length)],
         ["Size", bytes(found.store.measurements.reduce((all, one) => all + one.bytes, 0))],
         ["Readers", count(found.store.readers)], ["Jobs held", count(Object.values(found.store.jobs).reduce((all, one) => all + one, 0))],
       ]),
@@ -54,7 +54,7 @@ export const measurements = {
 
 const of = (cycle, name) => (cycle.jobs ?? []).reduce((all, job) => all + Number(job[name] ?? 0), 0);
 const HISTORY = [
-  { title: "Cycle", number: true, cell: (one) => count(one.cycle_id) },
+  { title: "Cycle", cell: (one) => count(one.cycle_id) },
   { title: "Began", cell: (one) => ago(one.started_at) },
   { title: "Jobs", number: true, cell: (one) => count((one.jobs ?? []).length) },
   { title: "Files", number: true, cell: (one) => count(of(one, "files")) },
