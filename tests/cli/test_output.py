@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
 
+from modak.cli.commands import erase, maintenance
 from modak.cli.masking import HIDDEN, mask, mask_fields
 from modak.cli.output import dump, duration, record, size, table
 from modak.core.names import TableName
 from modak.core.states import PartitionState
+from modak.tables.maintenance.erase import Erased
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,27 @@ def test_fields_with_secret_names_are_masked_at_any_depth() -> None:
         "s3": {"secret_key": HIDDEN, "region": "eu"},
         "api_token": None,
     }
+
+
+def test_one_of_something_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    erase._show(Erased(heap_rows=1, lake_rows=1, files_rewritten=1, snapshots_expired=1, waiting=1))
+    erase._show(
+        Erased(heap_rows=0, lake_rows=2, files_rewritten=2, snapshots_expired=2, waiting=0, snapshots_scanned=1)
+    )
+    merged = {"files_before": 1, "bytes_before": 9, "files_after": 1, "bytes_after": 9, "deletes_before": 1}
+    maintenance._show_outcome(
+        TableName("public", "events"),
+        {
+            "pack": {**merged, "rows_before": 3, "rows_after": 2},
+            "expiry": {"snapshots": 1, "files_deleted": 1},
+            "orphans": {"files_deleted": 1, "bytes_deleted": 9},
+        },
+    )
+    told = capsys.readouterr().out
+    assert "1 row of the heap, 1 of the lake; 1 file rewritten, 1 snapshot expired." in told
+    assert "Readers still hold 1 older snapshot;" in told
+    assert "2 files rewritten, 2 snapshots expired." in told
+    assert "1 retained snapshot found 0 matching rows." in told
+    assert "1 file (9 B) became 1 (9 B), 1 delete file applied, 1 deleted row gone" in told
+    assert "1 expired, 1 file deleted" in told
+    assert re.search(r"\b1 \w*( \w+)?s\b(?! expired)", told.replace("0.0 s", "")) is None, told

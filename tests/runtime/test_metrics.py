@@ -174,6 +174,9 @@ def test_dashboard_and_alerts_use_only_what_is_exported(api: TestClient) -> None
     # Whatever is promised is worth a look: each name is in the dashboard or in a rule.
     shown = {name.removesuffix("_bucket") for query in queries for name in used(query)}
     assert set(PROMISED) - shown - {"modak_build_info", "modak_cutline_snapshot"} == set()
+    of_stores = {name for name in known if name.startswith(("modak_entities_", "modak_measurements_"))}
+    assert len(of_stores) > 25
+    assert of_stores - shown == set()
     for rule in rules:
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["action"]
