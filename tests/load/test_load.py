@@ -20,6 +20,7 @@ from modak.core.errors import ModakError
 from modak.runtime.leader import Leader
 from modak.runtime.loads import adopt_all
 from modak.tables.fold.run import fold
+from modak.tables.ingest.plan import SHOWN
 from modak.tables.site import Site
 from tests.load.conftest import TOKEN, Api, adopted
 from tests.tables.events import Events
@@ -253,6 +254,29 @@ def test_defaults_generated_columns_and_checks_hold_for_large_cold_batches(
     refused = api.post(_lines(*_cold(20, body="forbidden")), "checked")
     assert refused.status_code == 400
     assert "check constraint" in refused.json()["message"]
+
+
+def test_cold_rows_wait_in_memory_only_while_they_are_few_and_may_be_staged(
+    api: Api, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.load.run.KEPT_BYTES", 10_000)
+    wide = api.post(_lines(*_cold(3, body="x" * 4_000)), "wide").json()
+    assert (wide["state"], wide["spooled_rows"]) == ("staged", 3), "few rows, many bytes"
+    events.sql("ALTER TABLE public.events ADD CHECK (body <> 'forbidden')")
+
+    def never(*_: object) -> None:
+        raise AssertionError("kept")
+
+    monkeypatch.setattr("modak.tables.load.run._Cold.take", never)
+    assert api.post(_lines(*_cold(20, start=5000)), "checked").json()["delta_rows"] == 20
+
+
+def test_of_many_bad_rows_the_first_are_shown_and_all_are_counted(api: Api) -> None:
+    body = b"nonsense\n" * 500 + _lines(_row(211, 211))
+    answer = api.post(body, "many", params={"max_error_ratio": "0.5"})
+    assert (answer.status_code, answer.json()["rejected_rows"]) == (400, 500)
+    assert [one["line"] for one in answer.json()["rows"]] == list(range(1, SHOWN + 1))
+    assert api.post(body, "many", params={"max_error_ratio": "1"}).json()["rejected_rows"] == 500
 
 
 def test_a_poisoned_label_fails_alone_and_its_files_go_after_the_grace(

@@ -24,7 +24,7 @@ def superseded(
     """
     import duckdb
 
-    listed = ", ".join('"' + name.replace('"', '""') + '"' for name in keys)
+    listed = _listed(keys)
     with tempfile.TemporaryDirectory(prefix="modak-keys-") as folder:
         duck = duckdb.connect(":memory:", config={"memory_limit": memory, "temp_directory": folder})
         try:
@@ -44,3 +44,24 @@ def superseded(
             return found
         finally:
             duck.close()
+
+
+def repeated(batches: Iterator[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], *, memory: str) -> int:
+    """How many rows have a key that comes again later; `schema` and the batches have the key columns and more."""
+    import duckdb
+
+    listed = _listed(keys)
+    with tempfile.TemporaryDirectory(prefix="modak-keys-") as folder:
+        config: dict[str, Any] = {"memory_limit": memory, "temp_directory": folder, "threads": 1}
+        duck = duckdb.connect(":memory:", config=config)
+        try:
+            duck.register("incoming", pa.RecordBatchReader.from_batches(schema, batches))
+            times = f"SELECT count(*) AS n FROM incoming GROUP BY {listed} HAVING count(*) > 1"  # noqa: S608
+            row = duck.execute(f"SELECT coalesce(sum(n - 1), 0) FROM ({times})").fetchone()  # noqa: S608
+            return int(row[0]) if row else 0
+        finally:
+            duck.close()
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in keys)

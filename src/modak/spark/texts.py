@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,12 +22,17 @@ from modak.core.errors import ModakError
 
 Format = Literal["jsonl", "csv", "parquet", "arrow"]
 
-PIECE = 4 << 20
+PIECE = 2 << 20
+"""Bytes of JSON lines, or of typed values, that are taken apart at once; DuckDB needs some thirty times as much."""
+CSV_PIECE = 2 << 20
+"""Arrow reads some thirty pieces of CSV ahead. No row can be longer than one."""
 BATCH_ROWS = 65_536
-LONGEST_LINE = 64 << 20
+LONGEST_LINE = 16 << 20
 LINE = "!line"
 FAULTY = "!faulty"
-_MEMORY = "64MB"
+_MEMORY = 64 << 20
+_MEMORY_PER_BYTE = 32
+"""What DuckDB takes for each byte of JSON at worst; a long line gets more than `_MEMORY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ def _json_lines(path: Path, columns: Sequence[TextColumn]) -> Iterator[Texts]:
         for first, lines in _lines(file):
             numbers = pa.array(range(first, first + len(lines)), pa.int64())
             kept = pc.not_equal(pc.utf8_trim_whitespace(lines), "")
+            needed = max(_MEMORY, _MEMORY_PER_BYTE * lines.nbytes)
+            duck.execute(f"SET memory_limit = '{needed}B'")
             duck.register("lines", pa.table({"n": numbers.filter(kept), "line": lines.filter(kept)}))
             try:
                 answer = _tabled(duck.execute(query))
@@ -144,32 +152,47 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
         if len(whole) - cut > LONGEST_LINE:
             raise ModakError("load.line_too_long", f"Line {number} has more than {LONGEST_LINE >> 20} MiB.")
         text, rest = whole[:cut], whole[cut:]
+        # What is not needed any more would wait here for as long as the lines are worked on.
+        del whole
         if text:
-            plain = text.decode("utf-8", "replace").replace("\x00", "\ufffd")
-            lines = plain.removesuffix("\n").split("\n")
-            yield number, pa.array(lines, pa.string())
+            lines = _cut(_sound(text))
+            del text
+            yield number, lines
             number += len(lines)
         if not piece:
             return
 
 
+def _sound(text: bytes) -> bytes:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        text = text.decode("utf-8", "replace").encode()
+    return text.replace(b"\x00", "\ufffd".encode())
+
+
+def _cut(text: bytes) -> pa.Array:
+    """The lines of a text, over its own bytes; each keeps its line break, which JSON takes for a blank."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
+    if not len(ends) or ends[-1] != len(text):
+        ends = np.append(ends, len(text))
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text))
+
+
 def _csv(path: Path, columns: Sequence[TextColumn]) -> Iterator[Texts]:
     from pyarrow import csv
 
-    known = [column.name for column in columns]
-    bad: list[tuple[int, str]] = []
-
-    def odd(row: Any) -> str:
-        bad.append((row.number or 0, f"has {row.actual_columns} values, not {row.expected_columns}"))
-        return "skip"
+    from modak.spark.csv_lines import Numbering
 
     try:
         header = _header(path)
-        _refuse_strange(header, known)
+        _refuse_strange(header, [column.name for column in columns])
+        numbering = Numbering(header)
         reader = csv.open_csv(
             path,
-            read_options=csv.ReadOptions(block_size=PIECE, use_threads=False),
-            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=odd),
+            read_options=csv.ReadOptions(block_size=CSV_PIECE, use_threads=False),
+            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=numbering.refuse),
             convert_options=csv.ConvertOptions(
                 column_types={name: pa.string() for name in header},
                 strings_can_be_null=True,
@@ -177,15 +200,18 @@ def _csv(path: Path, columns: Sequence[TextColumn]) -> Iterator[Texts]:
                 null_values=[""],
             ),
         )
-        at = 2
         for batch in reader:
-            faults, bad[:] = [(number, why) for number, why in bad], []
-            numbers = pa.array(range(at, at + len(batch)), pa.int64())
-            at += len(batch) + len(faults)
-            yield Texts(_in_order(batch, columns), numbers, faults)
-        if bad:
-            yield Texts(_nothing(columns), pa.array([], pa.int64()), list(bad))
+            lines, faults = numbering.number(batch)
+            yield Texts(_in_order(batch, columns), lines, faults)
+        if rest := numbering.rest():
+            yield Texts(_nothing(columns), pa.array([], pa.int64()), rest)
     except pa.ArrowInvalid as error:
+        if "straddl" in str(error):
+            raise ModakError(
+                "load.line_too_long",
+                f"A row of the CSV body has more than {CSV_PIECE >> 20} MiB.",
+                hint="As JSON lines, Parquet or Arrow it may be longer.",
+            ) from error
         raise _unreadable(error) from error
 
 
@@ -206,16 +232,21 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        # Else whole columns of a row group, or all of it, would be read at once.
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
-            yield from file.iter_batches(BATCH_ROWS, use_threads=False)
+            for at in range(file.num_row_groups):
+                group = file.metadata.row_group(at)
+                rows = _rows_of(group.total_byte_size, group.num_rows)
+                yield from file.iter_batches(rows, row_groups=[at], use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(error) from error
 
 
 def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
     try:
-        with pa.OSFile(str(path)) as source:
+        # Mapped, because a batch is as large as its sender made it.
+        with pa.memory_map(str(path)) as source:
             head = source.read(6)
             source.seek(0)
             if head == b"ARROW1":
@@ -229,6 +260,11 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
                 yield from stream
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise _unreadable(error) from error
+
+
+def _rows_of(size: int, rows: int) -> int:
+    """How many rows make a piece, where so many have that size."""
+    return max(1, min(BATCH_ROWS, PIECE * rows // max(size, 1)))
 
 
 def _typed(batches: Iterator[pa.RecordBatch], columns: Sequence[TextColumn]) -> Iterator[Texts]:
@@ -246,7 +282,8 @@ def _typed(batches: Iterator[pa.RecordBatch], columns: Sequence[TextColumn]) -> 
     at = 1
     with _duckdb() as duck:
         for batch in batches:
-            for piece in (batch.slice(start, BATCH_ROWS) for start in range(0, len(batch), BATCH_ROWS)):
+            step = _rows_of(batch.nbytes, len(batch))
+            for piece in (batch.slice(start, step) for start in range(0, len(batch), step)):
                 try:
                     piece.validate(full=True)
                     duck.register("rows", pa.Table.from_batches([piece]))
@@ -309,7 +346,7 @@ def _tabled(answer: Any) -> pa.Table:
 def _duckdb() -> Iterator[Any]:
     import duckdb
 
-    settings: dict[str, Any] = {"memory_limit": _MEMORY, "threads": 1, "enable_external_access": "false"}
+    settings: dict[str, Any] = {"memory_limit": f"{_MEMORY}B", "threads": 1, "enable_external_access": "false"}
     duck = duckdb.connect(":memory:", config=settings)
     try:
         duck.execute("SET TimeZone = 'UTC'")

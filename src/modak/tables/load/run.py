@@ -44,6 +44,9 @@ log = structlog.get_logger()
 MOST_STAGED = 1_000
 """Labels that may wait for their adoption before loads of a table are put off."""
 
+KEPT_BYTES = 16 << 20
+"""Cold rows of so many bytes are staged, few as they may be: until then they wait in memory."""
+
 _PIECE = 1 << 20
 _CHECKS: LiteralString = "SELECT EXISTS (SELECT FROM pg_constraint WHERE conrelid = %s AND contype = 'c')"
 
@@ -276,7 +279,7 @@ class _Load:
         return int(row[0]), int(row[1])
 
     def _routed(self, intake: Intake, cold: _Cold, tally: _Tally) -> Iterator[pa.RecordBatch]:
-        """The texts of the rows for the heap; cold ones go aside."""
+        """The texts of the rows for Postgres; cold ones go aside."""
         import numpy as np
         import pyarrow as pa
 
@@ -296,15 +299,17 @@ class _Load:
             bad = len(texts.faults) + int((~made.kept).sum()) + len(lost)
             tally.total += len(texts.rows) + len(texts.faults)
             tally.rejected += bad
-            tally.faults += [*texts.faults, *made.faults, *self._why(lost[:SHOWN], axis, valued, made.numbers)]
+            faults = [*texts.faults, *made.faults, *self._why(lost[:SHOWN], axis, valued, made.numbers)]
+            tally.faults += faults[: SHOWN - len(tally.faults)]
             tally.seen |= {name for name in rows.schema.names if rows.column(name).null_count < len(rows)}
             if tally.rejected and not self._request.max_error_ratio and len(tally.faults) >= SHOWN:
                 raise BadRows(tally.faults, tally.rejected, tally.total)
-            aside = np.flatnonzero(routes == COLD)
+            aside = np.flatnonzero(routes == COLD) if cold.may_stage else ()
             if len(aside):
                 tally.spooled += len(aside)
                 cold.take(rows.take(pa.array(aside)), made.batch.take(pa.array(aside)))
-            hot = np.flatnonzero(routes < COLD)
+            # Cold rows that cannot be staged go to Postgres with the others, which knows where they belong.
+            hot = np.flatnonzero(routes < (COLD if cold.may_stage else NOWHERE))
             if len(hot):
                 yield rows if len(hot) == len(rows) else rows.take(pa.array(hot))
 
@@ -322,9 +327,10 @@ class _Cold:
     def __init__(self, load: _Load, intake: Intake, may_stage: bool) -> None:
         self._load = load
         self._intake = intake
-        self._may_stage = may_stage
+        self.may_stage = may_stage
         self._kept: list[tuple[pa.RecordBatch, pa.RecordBatch]] = []
         self._rows = 0
+        self._bytes = 0
         self._staging: Staging | None = None
         self._staged_intake: Intake | None = None
 
@@ -338,7 +344,8 @@ class _Cold:
         self._rows += len(rows)
         if self._staging is None:
             self._kept.append((texts, rows))
-            if not self._may_stage or self._rows < self._load.threshold:
+            self._bytes += texts.nbytes + rows.nbytes
+            if self._rows < self._load.threshold and self._bytes < KEPT_BYTES:
                 return
             lake, self._staged_intake = self._load.lake_intake(self._intake.documents)
             self._staging = Staging(self._load.site, self._load.state, lake, self._staged_intake, self._load.label)

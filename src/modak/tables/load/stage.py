@@ -95,15 +95,15 @@ class Staging:
         return arrow_schema(self._intake.shape.keys)
 
     def _refuse_twice(self, keys: KeyFile) -> None:
-        from modak.spark.duplicates import superseded
+        from modak.spark.duplicates import repeated
         from modak.tables.ingest.work import key_batches, key_schema
 
         schema = key_schema(self._schema)
-        late = superseded(key_batches([keys], schema), schema, self._intake.shape.key_names, memory=KEY_MEMORY)
+        late = repeated(key_batches([keys], schema), schema, self._intake.shape.key_names, memory=KEY_MEMORY)
         if late:
             raise ModakError(
                 "load.twice",
-                f"{sum(map(len, late.values())):,} rows have a key that comes again in the batch.",
+                f"{late:,} rows have a key that comes again in the batch.",
                 hint="Give each key once.",
             )
 
