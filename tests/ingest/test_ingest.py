@@ -182,6 +182,35 @@ def test_another_type_that_can_be_cast_needs_rewrite(site: Site, cold: Events, t
     assert (1000, 10, "a") in _lake(cold)
 
 
+@pytest.mark.spark
+def test_many_rows_are_scanned_and_rewritten_by_spark_and_progress_is_told(
+    site: Site, cold: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modak.spark import distribute as distributing
+
+    monkeypatch.setattr("modak.tables.ingest.run.DRIVER_ROWS", 0)
+    sent: list[int] = []
+    real = distributing.distribute
+
+    def counted(spark: Any, work: Any, jobs: Any, **more: Any) -> Any:
+        sent.append(len(jobs))
+        return real(spark, work, jobs, **more)
+
+    monkeypatch.setattr("modak.spark.distribute.distribute", counted)
+    rows = [[(1000 + 2 * at, 10 + at, "a"), (1001 + 2 * at, 150 + at, "b")] for at in range(3)]
+    files = [_parquet(tmp_path / f"{at}.parquet", some) for at, some in enumerate(rows)]
+    told: list[tuple[str, int, int]] = []
+    report = ingest(
+        site,
+        Request(cold.name, tuple(files), "parquet", rewrite=True),
+        on_progress=lambda *step: told.append(step),
+    )
+    assert (report.rows, report.adopted_files, report.written_files) == (6, 0, 6)
+    assert sent == [3, 3]
+    assert {step for step, done, all_ in told if done == all_ == 3} == {"keys", "rows"}
+    assert _lake(cold) == BASE | {row for some in rows for row in some}
+
+
 def test_of_two_rows_with_one_key_the_later_wins(site: Site, cold: Events, tmp_path: Path) -> None:
     one = _parquet(tmp_path / "a.parquet", [(1000, 10, "first"), (1001, 11, "x"), (1000, 10, "second")])
     two = _parquet(tmp_path / "b.parquet", [(1001, 11, "third")])

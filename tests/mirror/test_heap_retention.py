@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from modak.catalog import pins
 from modak.core.states import PartitionState
 from modak.runtime.leader import Leader
+from modak.tables.ingest.run import Request, ingest
+from modak.tables.load.run import LoadRequest, load
 from modak.tables.mirror.reanchor import reanchor
 from modak.tables.site import Site
 from tests.mirror.things import Row, Things
@@ -182,3 +188,20 @@ def test_unregistering_keeps_corrections_from_being_lost(things: Things, leader:
         things.unregister()
     things.unregister(discard_corrections=True)
     assert things.sql("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+
+
+def test_history_and_loads_come_in_below_the_cut_line(things: Things, leader: Leader, tmp_path: Path) -> None:
+    retired(things, leader)
+    things.pump(leader)
+    rows = {row for row in things.lake() if row[0] not in (5, 6)}
+    history, body = tmp_path / "history.parquet", tmp_path / "body"
+    pq.write_table(pa.table({"id": [5, 7000], "ts": [5, 50], "body": ["five", "new"]}), history)
+    report = ingest(things.site, Request(things.name, (str(history),), "parquet"))
+    assert (report.adopted_files, report.replaced) == (1, 1)
+    body.write_text('{"id": 6, "ts": 6, "body": "six"}\n{"id": 8000, "ts": 420, "body": "hot"}\n')
+    done = load(things.site, LoadRequest(things.name, "first", "jsonl"), body)
+    assert (done.hot_rows, done.delta_rows) == (1, 1)
+    things.pump(leader)
+    things.cycle(leader)
+    expected = rows | {(5, 5, "five"), (7000, 50, "new"), (6, 6, "six"), (8000, 420, "hot")}
+    assert seam(things) == set(things.lake()) == expected

@@ -69,6 +69,27 @@ def test_a_check_times_every_step_or_names_the_cause(modak: Call, s3_server: S3S
     assert SECRET not in failed.output + failed.stderr
 
 
+def test_a_failing_check_tells_what_is_wrong_with_the_store(modak: Call, s3_server: S3Server, tmp_path: Path) -> None:
+    bucket = f"s3://{s3_server.new_bucket()}/lake"
+    (tmp_path / "file").write_text("no folder")
+
+    def failed(name: str, warehouse: str, given: str | None = None) -> str:
+        reference = ("--credentials", "test") if given else ()
+        modak("profile", "create", "--name", name, "--warehouse", warehouse, *reference)
+        done = modak("profile", "check", name, **({"MODAK_CREDENTIALS_TEST": given} if given else {}))
+        assert done.exit_code == 1
+        assert SECRET not in done.output + done.stderr
+        return str(done.stderr)
+
+    good = credentials(s3_server.endpoint)["MODAK_CREDENTIALS_TEST"]
+    gone = failed("gone", f"s3://{bucket.split('/')[2]}-gone/lake", good)
+    assert "write: Storage cannot write" in gone
+    assert "NoSuchBucket: The specified bucket does not exist" in gone
+    nobody = failed("nobody", bucket, good.replace(s3_server.endpoint, "http://127.0.0.1:9"))
+    assert "PUT http://127.0.0.1:9/" in nobody
+    assert str(tmp_path / "file") in failed("file", str(tmp_path / "file" / "below"))
+
+
 def test_secrets_and_strange_keys_are_refused_without_being_repeated(modak: Call) -> None:
     base = ("profile", "create", "--name", "x", "--warehouse", "s3://bucket/w")
     secret = modak(*base, "--config", "s3.secret-access-key=hunter2")

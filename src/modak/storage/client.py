@@ -101,10 +101,17 @@ def translated(error: Exception, what: str) -> ModakError:
     """An error of the store as a sentence for people; retryable unless another try cannot help."""
     if isinstance(error, PermissionError) or type(error).__name__ in _DENIED:
         return ModakError("storage.denied", f"Storage refuses to {what}.", hint="Check the credentials and rights.")
-    first = (str(error).splitlines() or [type(error).__name__])[0]
+    first = _cause(error)
     if "Invalid or unsupported" in first or "MissingRegion" in first:
         return ModakError("storage.failed", f"Storage cannot {what}: {scrubbed(first)}")
     return ModakError("storage.failed", f"Storage cannot {what}: {scrubbed(first)}", retryable=True)
+
+
+def _cause(error: Exception) -> str:
+    """What the store itself gives as the reason, else the first line of what the client says."""
+    said = str(error)
+    parts = [found[1].strip() for name in ("Code", "Message") if (found := re.search(rf"<{name}>([^<]+)<", said))]
+    return ": ".join(parts) or (said.splitlines() or [type(error).__name__])[0]
 
 
 def scrubbed(text: str) -> str:
