@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -182,6 +183,9 @@ def test_outputs_have_statistics_bloom_filters_and_the_tags_of_all_inputs(tmp_pa
     assert all(meta.row_group(0).column(index).is_stats_set for index in range(3))
     assert meta.row_group(0).column(2).compression == "ZSTD"
     assert meta.row_group(0).sorting_columns
+    probe = "SELECT bloom_filter_excludes FROM parquet_bloom_probe(?, 'host', ?)"
+    file = str(result.outputs[0].file)
+    assert [duckdb.execute(probe, [file, value]).fetchall() for value in ("a", "zz")] == [[(False,)], [(True,)]]
 
 
 VALUE = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, 2**53, 2**53 + 1]))

@@ -1,8 +1,8 @@
 """The merge itself: many small Parquet files in, few large sorted ones out, inside one process.
 
 Footers are read first: they tell what is corrupt, which schema holds all files, how many rows there must be. DuckDB
-reads and sorts, with a limit on its memory and a folder of its own to spill into; pyarrow writes, and begins a new file
-at the target size. Rolling inside the engine would break the order.
+reads and sorts, texts that repeat as codes (`codes.py`), with a limit on its memory and a folder of its own to spill
+into; pyarrow writes, and begins a new file at the target size. Rolling inside the engine would break the order.
 
 Where a writer declares tags, rows that agree in every column collapse into one (`output.py`).
 
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from modak.core.errors import ModakError
+from modak.measurements.codes import coded_types, rows_of
 from modak.measurements.engine import columns, opened, quoted
 from modak.measurements.output import (
     MOST_ROWS,
@@ -126,18 +127,25 @@ def _merged(order: MergeOrder, unified: Unified, aside: tuple[tuple[str, str], .
 def _sorted_rows(
     engine: duckdb.DuckDBPyConnection, order: MergeOrder, unified: Unified, keys: Sequence[str], group_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    parts = " UNION ALL ".join(
-        f"SELECT {columns(group.schema, unified.schema)} FROM read_parquet(${number}, hive_partitioning=false)"  # noqa: S608 - quoted names
-        for number, group in enumerate(unified.groups, start=1)
+    def files(paths: Sequence[str]) -> list[str]:
+        return [str(order.inputs[path]) for path in paths]
+
+    codes = coded_types(engine, unified, files, group_rows)
+    names = ", ".join(quoted(name) for name in unified.schema.names)
+    values = ", ".join(
+        f"CAST({quoted(name)} AS {codes[name]}) AS {quoted(name)}" if name in codes else quoted(name)
+        for name in unified.schema.names
     )
     ordering = ", ".join(f"{quoted(key)} NULLS FIRST" for key in (*keys, TIME))
-    names = ", ".join(quoted(name) for name in unified.schema.names)
     if unified.tags:
         names += f", hash({names}) AS {ROW_HASH}"
         ordering += f", {ROW_HASH}"
-    statement = f"SELECT {names} FROM ({parts}) ORDER BY {ordering}"  # noqa: S608 - quoted names only
-    files = [[str(order.inputs[path]) for path in group.paths] for group in unified.groups]
-    yield from engine.execute(statement, files).to_arrow_reader(group_rows)
+    statement = (
+        f"SELECT {names} FROM (SELECT {values} FROM ({rows_of(unified.groups, unified.schema)}))"  # noqa: S608 - quoted names
+        f" ORDER BY {ordering}"
+    )
+    given = [files(group.paths) for group in unified.groups]
+    yield from engine.execute(statement, given).to_arrow_reader(group_rows)
 
 
 def _too_fine(order: MergeOrder, unified: Unified) -> Iterator[tuple[str, str]]:
