@@ -59,8 +59,10 @@ test: lint browser ## the whole gate
 	wait $$flows; of_flows=$$?; wait $$plain; of_plain=$$?; cat build/pytest-flows.log build/pytest-plain.log; \
 	[ $$spark -eq 0 ] && [ $$of_flows -eq 0 ] && [ $$of_plain -eq 0 ]
 
+# Long tests have long limits of their own. Stacks are printed after the longest of them only: printing those of running
+# threads has ended the interpreter.
 test-all: lint browser ## the gate plus every kill sweep and soak
-	$(BIN)/pytest
+	$(BIN)/pytest -o faulthandler_timeout=3900
 
 bench: tools ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)
 	@$(BIN)/python -m bench $(BENCH) $(if $(ROWS),--rows $(ROWS))

@@ -86,9 +86,9 @@ def _repeats(engine: duckdb.DuckDBPyConnection, rows: pa.RecordBatch, last: pa.R
     engine.register("modak_after", pa.Table.from_batches(afters))
     found = engine.execute(
         f"SELECT {same} AS same FROM modak_before AS b POSITIONAL JOIN modak_after AS a"  # noqa: S608 - quoted names
-    ).fetchnumpy()["same"]
+    ).to_arrow_table()
     repeats = np.zeros(rows.num_rows, dtype=bool)
-    repeats[suspects] = np.asarray(found, dtype=bool)
+    repeats[suspects] = found["same"].to_numpy()
     return pa.array(repeats)
 
 
