@@ -49,11 +49,13 @@ def _publish(found: dict[str, dict[str, dict[str, float]]], rows: int) -> None:
         peak_rss_mb=ours["peak_rss_mb"],
         per_cpu_second=ours["per_cpu_second"],
         lines=lines,
+        ratios={
+            "vs_duckdb_small_files": rate["ours_small"] / rate["duckdb_small"],
+            "vs_spark_small_files": rate["ours_small"] / rate["spark_small"],
+        },
         more={
             "rows": rows,
             "small_files": {name: round(rate[f"{name}_small"]) for name in ("ours", "duckdb", "spark")},
-            "vs_duckdb_small_files": round(rate["ours_small"] / rate["duckdb_small"], 3),
-            "vs_spark_small_files": round(rate["ours_small"] / rate["spark_small"], 3),
             "query_seconds": found["query"],
         },
     ).publish()

@@ -33,6 +33,8 @@ class Report:
     peak_rss_mb: float
     per_cpu_second: float
     lines: list[Line] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    """Those of further cases, beside the ones of `ours` to its rivals and the limit."""
     more: dict[str, object] = field(default_factory=dict)
 
     def publish(self) -> None:
@@ -45,6 +47,7 @@ class Report:
                 line.who, *(_number(v) for v in (line.rows_per_second, line.per_cpu_second, line.peak_rss_mb))
             )
         ratios = {f"vs_{name}": round(self.ours / rate, 3) for name, rate in self.rivals.items() if rate}
+        ratios |= {name: round(ratio, 3) for name, ratio in self.ratios.items()}
         console = Console()
         console.print(table)
         for name, ratio in ratios.items():
