@@ -27,6 +27,7 @@ from modak.tables.mirror.pump.buffer import Buffer
 from modak.tables.mirror.pump.definition import Definition
 from modak.tables.mirror.pump.events import Shape
 from modak.tables.mirror.pump.find import Hit, Wanted
+from modak.tables.mirror.pump.lander import Lander, Landing
 from modak.tables.mirror.pump.plan import Pace
 from modak.tables.mirror.pump.run import Pump
 from modak.tables.mirror.pump.write import Applied, Target, apply_part
@@ -79,7 +80,10 @@ class Memory(Pump):
     def __init__(self, folder: Path, room: int, batch: int) -> None:
         self.lake: dict[int, Row] = {}
         self.flushed: list[int] = []
-        self._buffer = Buffer(folder)
+        self.commits: list[dict[int, Row]] = []
+        self.confirmed: list[int] = []
+        self._buffer, self._other = Buffer(folder / "batch"), Buffer(folder / "other")
+        self._lander = Lander("landing")
         self._site = cast(
             "Any",
             SimpleNamespace(
@@ -95,20 +99,21 @@ class Memory(Pump):
 
     def follow(self, pieces: Iterator[Piece]) -> None:
         """One turn over these pieces."""
-        source = SimpleNamespace(read=lambda *_: pieces, safe_lsn=0)
+        source = SimpleNamespace(read=lambda *_: pieces, safe_lsn=0, way="peek", confirm=self.confirmed.append)
         self._source = cast("Any", source)
         table = SimpleNamespace(relid=OID, heap_retention=None, name="t")
         line = SimpleNamespace(frontier=write_lsn(1), heal_until=None, lake_props={})
         self._read(cast("Any", SimpleNamespace(table=table, cutline=line)), lambda: False)
+        self._lander.close()
 
     def _idle(self, *_: object) -> None:
         return
 
-    def _flush(self, state: Any) -> Any:
+    def _land(self, state: Any, batch: Buffer, columns: Any, frontier: int) -> Landing:
         target = Target(LAKE, (1, 2, 3), cast("Any", None), "ts", "", 0)
-        if self._buffer.truncated:
+        if batch.truncated:
             self.lake = {}
-        for part in list(self._buffer.parts()):
+        for part in list(batch.parts()):
             keys, applied = list(self.lake), Applied()
 
             def find(wanted: Wanted, keys: list[int] = keys) -> list[Hit]:
@@ -127,9 +132,10 @@ class Memory(Pump):
             for row in rows:
                 assert row[0] not in self.lake
                 self.lake[row[0]] = row
-        self._buffer.clear()
-        self.flushed.append(self._frontier)
-        return state
+        batch.clear()
+        self.flushed.append(frontier)
+        self.commits.append(dict(self.lake))
+        return Landing(state, frontier, 0.0)
 
 
 class FixedColumns:
@@ -181,14 +187,11 @@ def test_every_commit_is_a_state_of_the_heap(
         world.transaction(steps)
     pump = Memory(tmp_path / "batch", room, batch)
     states = dict(world.history)
-
-    def watched() -> Iterator[Piece]:
-        for piece in cut(world.messages, sizes):
-            yield piece
-            if pump.flushed and pump.flushed[-1] in states:
-                assert pump.lake == states[pump.flushed[-1]]
-
-    pump.follow(watched())
+    pump.follow(cut(world.messages, sizes))
+    for frontier, then in zip(pump.flushed, pump.commits, strict=True):
+        assert frontier not in states or then == states[frontier]
+    # Each batch is confirmed once, and only what has landed.
+    assert pump.confirmed == pump.flushed[-1:]
     assert pump.lake == world.heap
 
 

@@ -46,7 +46,8 @@ _SLOTS: LiteralString = """
     SELECT r.slot_name::text AS slot, r.active,
         coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn), 0)::float8 AS retained
     FROM pg_replication_slots r
-    WHERE r.database = current_database() AND starts_with(r.slot_name::text, 'modak') AND NOT pg_is_in_recovery()
+    WHERE r.database = current_database() AND starts_with(r.slot_name::text, 'modak')
+        AND NOT r.temporary AND NOT pg_is_in_recovery()
 """
 _TAIL: LiteralString = """
     SELECT o.op_id, o.kind, o.phase, o.started_at, o.error, o.counters,

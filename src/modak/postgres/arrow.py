@@ -7,6 +7,7 @@ the sense of Postgres: a policy that would hide rows makes the query fail instea
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -73,38 +74,26 @@ class ArrowStream:
 
     def _open(self, sql: str, snapshot: str | None, batch_bytes: int) -> None:
         from adbc_driver_manager import Error
-        from adbc_driver_postgresql import StatementOptions, dbapi
 
         if snapshot is not None and not _SNAPSHOT_ID.fullmatch(snapshot):
             raise ValueError(f"{snapshot!r} is not the id of an exported snapshot")
+        self._connection = _connected(self._dsn)
         try:
-            self._connection = dbapi.connect(with_defaults(self._dsn, "modak stream").uri(), autocommit=True)
-        except Error as error:
-            raise _at_the_door(self._dsn, error) from None
-        try:
-            self._run(session_sql({**SESSION, **GUARDS}).decode())
-            self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            _run(self._connection, session_sql({**SESSION, **GUARDS}).decode())
+            _run(self._connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 self._join(snapshot)
-            self._cursor = self._connection.cursor()
-            self._cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(batch_bytes)})
+            self._cursor = _cursor(self._connection, batch_bytes)
             self._cursor.execute(sql)
             self._reader = self._cursor.fetch_record_batch()
         except (Error, OSError) as error:
             raise _of_statement(self._dsn, error) from None
 
-    def _run(self, sql: str) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql)
-            # A result that is left unread keeps the connection in COPY mode.
-            if cursor.description:
-                cursor.fetchall()
-
     def _join(self, snapshot: str) -> None:
         from adbc_driver_manager import Error
 
         try:
-            self._run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            _run(self._connection, f"SET TRANSACTION SNAPSHOT '{snapshot}'")
         except Error as error:
             if getattr(error, "sqlstate", None) in ("22023", "42704"):
                 raise Conflict(
@@ -113,6 +102,90 @@ class ArrowStream:
                     hint="The connection that held it has ended; the export starts again.",
                 ) from None
             raise
+
+
+class ArrowSession:
+    """A connection that runs one statement after the other, each read to its end before the next.
+
+    Every statement is a transaction of its own. Use it in a `with`, from one thread.
+    """
+
+    def __init__(self, dsn: Dsn) -> None:
+        self._dsn = dsn
+        self._connection: Any = _connected(dsn)
+        try:
+            self.values(session_sql({**SESSION, **GUARDS}).decode())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> ArrowSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def values(self, sql: str) -> tuple[Any, ...]:
+        """The first row of a statement."""
+        from adbc_driver_manager import Error
+
+        try:
+            row: tuple[Any, ...] = _run(self._connection, sql)
+        except (Error, OSError) as error:
+            raise _of_statement(self._dsn, error) from None
+        return row
+
+    def batches(self, sql: str, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a query, batch by batch."""
+        from adbc_driver_manager import Error
+
+        with _cursor(self._connection, batch_bytes) as cursor:
+            try:
+                cursor.execute(sql)
+                reader = cursor.fetch_record_batch()
+            except (Error, OSError) as error:
+                raise _of_statement(self._dsn, error) from None
+            while True:
+                try:
+                    batch = reader.read_next_batch()
+                except StopIteration:
+                    return
+                except (OSError, ValueError) as error:
+                    raise _while_reading(self._dsn, error) from None
+                yield batch
+
+    def close(self) -> None:
+        """End the connection."""
+        part, self._connection = self._connection, None
+        if part is not None:
+            with contextlib.suppress(Exception):
+                part.close()
+
+
+def _connected(dsn: Dsn) -> Any:
+    from adbc_driver_manager import Error
+    from adbc_driver_postgresql import dbapi
+
+    try:
+        return dbapi.connect(with_defaults(dsn, "modak stream").uri(), autocommit=True)
+    except Error as error:
+        raise _at_the_door(dsn, error) from None
+
+
+def _cursor(connection: Any, batch_bytes: int) -> Any:
+    from adbc_driver_postgresql import StatementOptions
+
+    cursor = connection.cursor()
+    cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(batch_bytes)})
+    return cursor
+
+
+def _run(connection: Any, sql: str) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        # A result that is left unread keeps the connection in COPY mode.
+        rows = cursor.fetchall() if cursor.description else ()
+    return rows[0] if rows else ()
 
 
 def stream(dsn: Dsn, sql: str, *, snapshot: str | None = None, batch_bytes: int = 16 << 20) -> ArrowStream:

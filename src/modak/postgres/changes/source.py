@@ -38,6 +38,8 @@ class Limits:
     peek_messages: int = 500_000
     memory_bytes: int = 64 << 20
     batch_bytes: int = 1 << 20
+    ahead_bytes: int = 16 << 20
+    """From so much WAL on it is read ahead: the server decodes one part while the one before is read."""
 
 
 def choose(now: Way, state: SlotState, largest: int, limits: Limits) -> Way:
@@ -81,7 +83,9 @@ class ChangeSource:
 
     def reset(self) -> None:
         """Forget what was read and not confirmed; the next read gives it again."""
-        self._peek, self._given = None, False
+        peek, self._peek, self._given = self._peek, None, False
+        if peek is not None:
+            peek.close()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -100,7 +104,7 @@ class ChangeSource:
         self.way, self._largest = choose(self.way, state, self._largest, self._limits), 0
         while True:
             try:
-                yield from self._pieces(after, state.flush_lsn, seconds)
+                yield from self._pieces(after, state, seconds)
             except ModakError as error:
                 given = self._given
                 self.reset()
@@ -133,11 +137,22 @@ class ChangeSource:
                 hint="Changes made without it are not in the stream: anchor the tables anew.",
             )
 
-    def _pieces(self, after: int, upto: int, seconds: float) -> Iterator[Piece]:
+    def _pieces(self, after: int, state: SlotState, seconds: float) -> Iterator[Piece]:
+        upto = state.flush_lsn
         if self.way == "peek":
             self.reset()
             limits = self._limits
-            self._peek = Peek(self._feed, self._types, upto, after, limits.peek_messages, limits.batch_bytes)
+            self._peek = Peek(
+                self._feed,
+                self._types,
+                upto,
+                after,
+                limits.peek_messages,
+                limits.batch_bytes,
+                # A copy would not know of transactions that wait for their second phase.
+                ahead=upto - max(after, state.confirmed_lsn or 0) > limits.ahead_bytes and not state.two_phase,
+                memory_bytes=limits.memory_bytes,
+            )
             pieces = iter(self._peek)
         else:
             if self._stream is None:

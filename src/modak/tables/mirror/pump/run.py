@@ -1,14 +1,16 @@
 """The pump of one mirrored table: read what has committed, fold, write, commit, confirm; turn after turn.
 
 Exactly once: F moves in the transaction that makes the rows visible, changes before F are passed over, and the server
-is told only afterwards. After any error nothing is remembered: the next turn reads again from F. Memory is bounded by
-what may wait (`plan.py`, `buffer.py`) and one piece of the stream.
+is told only afterwards. While there is more to read than one batch, a batch lands in a thread beside the reading of the
+next (`lander.py`). After any error nothing is remembered: the next turn reads again from F. Memory is bounded by what
+may wait (`plan.py`, `buffer.py`) and one piece of the stream.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -37,6 +39,7 @@ from modak.tables.mirror.pump.commit import DEFINITION, move_frontier
 from modak.tables.mirror.pump.events import events_of
 from modak.tables.mirror.pump.evolve import RECOPY, known_columns
 from modak.tables.mirror.pump.flush import Flusher
+from modak.tables.mirror.pump.lander import Lander, Landing
 from modak.tables.mirror.pump.plan import Pace
 from modak.tables.mirror.reanchor import reanchor, slot_trouble
 from modak.tables.site import Site
@@ -78,7 +81,8 @@ class Pump:
         self._home = home = site.settings.home.path / "mirror" / self.slot
         chosen = site.settings.mirror
         self.pace = Pace(chosen.batch, chosen.flush_millis / 1000)
-        self._buffer = Buffer(home / "batch")
+        self._buffer, self._other = Buffer(home / "batch"), Buffer(home / "other")
+        self._lander = Lander(f"modak-landing-{table_id}")
         self._flusher = Flusher(site, self._writer, home / "keys")
         self._source = ChangeSource(
             Feed(site.dsn, self.slot, (publication_name(table_id),)),
@@ -87,6 +91,8 @@ class Pump:
         )
         self._columns: Columns | None = None
         self._frontier = 0
+        self._landed = 0
+        """The end of what has landed in this turn and is not confirmed yet."""
         self._open_rows = 0
         self._last_commit = site.clock.monotonic()
         self._idle_since = site.clock.monotonic()
@@ -100,6 +106,7 @@ class Pump:
         """Let go of the slot and of what was read; what is kept on the local disk goes with a table that is gone."""
         try:
             self._forget()
+            self._lander.close()
             if self.record() is None:
                 shutil.rmtree(self._home, ignore_errors=True)
         except ModakError as error:
@@ -166,29 +173,32 @@ class Pump:
         if self._columns is None:
             self._columns = Columns(self._site, state.table, self._before(state))
         self._columns.restart()
-        self._frontier, self._open_rows, flushes, changes, unfinished = 0, 0, 0, 0, False
+        self._frontier, self._landed, self._open_rows, flushes, changes, unfinished = 0, 0, 0, 0, 0, False
         for piece in self._source.read(after, LONGEST_READ):
             open_part = self._take(state, piece)
             unfinished = piece.unfinished
             changes += piece.rows
             # With a piece that ends a transaction, everything that waits is complete.
-            if open_part is not None and piece.frontier is not None:
-                since = self._site.clock.monotonic() - self._last_commit
-                if self.pace.is_full(self._buffer.changes, since):
-                    state = self._flush(state)
-                    flushes += 1
+            if open_part is not None and piece.frontier is not None and self._is_full():
+                state = self._land_beside(state)
+                flushes += 1
             self._keep(open_part or [])
             if stopped():
                 # What is complete lands; the rest is read again by whoever comes next.
                 break
+        state = self._settled(state)
         if unfinished:
+            self._confirm(self._landed)
             self._forget()
             return Turn(changes, flushes)
         # What was given is all there was before this position.
         self._frontier = max(self._frontier, self._source.safe_lsn)
         if not self._buffer.empty:
-            self._flush(state)
+            self._note(self._land(state, self._buffer, self._columns, self._frontier))
+            self._confirm(self._landed)
             flushes += 1
+        elif self._landed:
+            self._confirm(self._landed)
         elif not changes and not flushes and self._follow_columns(state):
             flushes += 1
         else:
@@ -203,7 +213,7 @@ class Pump:
         state = self._site.reader.state(state.table.name)
         move_frontier(self._writer, state.cutline, self._frontier, {each.attnum: each.name for each in heap.columns})
         self._columns = None
-        self._confirm()
+        self._confirm(self._frontier)
         return True
 
     def _before(self, state: TableState) -> dict[int, str]:
@@ -266,18 +276,51 @@ class Pump:
             )
         self._buffer.truncate()
 
-    def _flush(self, state: TableState) -> TableState:
+    def _is_full(self) -> bool:
+        waiting = self._buffer.changes
+        if self._lander.busy:
+            # Half, so that both batches together are no more than may wait.
+            return waiting >= self.pace.most_waiting // 2
+        return self.pace.is_full(waiting, self._site.clock.monotonic() - self._last_commit)
+
+    def _land_beside(self, state: TableState) -> TableState:
+        """Hand what waits to the thread, as soon as that has landed the batch before; the state after that one."""
         assert self._columns is not None
+        state = self._settled(state)
+        batch, self._buffer = self._buffer, self._other
+        self._other = batch
+        # As the table is here; the reading goes on.
+        columns, frontier = copy(self._columns), self._frontier
+        self._last_commit = self._site.clock.monotonic()
+        self._lander.begin(lambda: self._land(state, batch, columns, frontier))
+        return state
+
+    def _settled(self, state: TableState) -> TableState:
+        """Wait for the batch that lands, if there is one; the state afterwards."""
+        landing = self._lander.finish()
+        if landing is None:
+            return state
+        self._note(landing)
+        if self._source.way == "stream":
+            # A peek is confirmed once, at its end: the server reads all of its WAL again for that.
+            self._confirm(self._landed)
+        return landing.state
+
+    def _land(self, state: TableState, batch: Buffer, columns: Columns, frontier: int) -> Landing:
+        """Commit a batch that ends at a position; in either thread."""
         started = self._site.clock.monotonic()
-        changes = self._buffer.changes
-        after = self._flusher.flush(state, self._buffer, self._columns, self._frontier)
-        self._buffer.clear()
-        self._confirm()
-        self._last_commit = self._idle_since = self._site.clock.monotonic()
-        seconds = self._last_commit - started
-        self.pace = replace(self.pace, commit_seconds=seconds)
+        changes = batch.changes
+        after = self._flusher.flush(state, batch, columns, frontier)
+        batch.clear()
+        seconds = self._site.clock.monotonic() - started
         log.info("mirror.flushed", table=str(state.table.name), changes=changes, seconds=round(seconds, 3))
-        return after
+        return Landing(after, frontier, seconds)
+
+    def _note(self, landing: Landing) -> None:
+        self._landed = landing.frontier
+        self._idle_since = self._site.clock.monotonic()
+        self._last_commit = max(self._last_commit, self._idle_since - landing.seconds)
+        self.pace = replace(self.pace, commit_seconds=landing.seconds)
 
     def _idle(self, state: TableState, after: int) -> None:
         """Without changes of its own a table must not hold up WAL: its frontier follows that of others."""
@@ -286,13 +329,13 @@ class Pump:
             return
         columns = self._columns.before if self._columns is not None else {}
         move_frontier(self._writer, state.cutline, self._frontier, columns)
-        self._confirm()
+        self._confirm(self._frontier)
         self._flusher.tidy(state)
         self._idle_since = now
 
-    def _confirm(self) -> None:
+    def _confirm(self, lsn: int) -> None:
         reach("pump.before_confirm")
-        self._source.confirm(self._frontier)
+        self._source.confirm(lsn)
         reach("pump.confirmed")
 
     def _is_due(self) -> bool:
@@ -336,7 +379,9 @@ class Pump:
         return Turn(reanchored=True)
 
     def _forget(self) -> None:
+        self._lander.abandon()
         self._buffer.clear()
+        self._other.clear()
         self._columns = None
         self._looked_after = self._heap = None
         self._flusher.forget()
