@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,21 +246,28 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
     try:
-        # Mapped, because a batch is as large as its sender made it.
-        with pa.memory_map(str(path)) as source:
-            head = source.read(6)
-            source.seek(0)
-            if head == b"ARROW1":
-                file = pa.ipc.open_file(source)
-                yield pa.RecordBatch.from_pylist([], schema=file.schema)
-                for at in range(file.num_record_batches):
-                    yield file.get_batch(at)
-            else:
-                stream = pa.ipc.open_stream(source)
-                yield pa.RecordBatch.from_pylist([], schema=stream.schema)
-                yield from stream
+        with path.open("rb") as file:
+            # Mapped, because a batch is as large as its sender made it.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        source = pa.BufferReader(pa.py_buffer(mapped))
+        opened = pa.ipc.open_file(source) if mapped[:6] == b"ARROW1" else pa.ipc.open_stream(source)
+        yield pa.RecordBatch.from_pylist([], schema=opened.schema)
+        for batch in _ipc_batches(opened):
+            step = _rows_of(batch.nbytes, len(batch))
+            for start in range(0, len(batch), step):
+                yield batch.slice(start, step)
+                # Pages that were read go back; they come from the file again if they are asked for.
+                mapped.madvise(mmap.MADV_DONTNEED)
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise _unreadable(error) from error
+
+
+def _ipc_batches(opened: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(opened, pa.RecordBatchStreamReader):
+        yield from opened
+        return
+    for at in range(opened.num_record_batches):
+        yield opened.get_batch(at)
 
 
 def _rows_of(size: int, rows: int) -> int:
