@@ -138,7 +138,7 @@ def test_what_fails_is_shown_with_what_to_do_and_a_broken_lake_hides_nothing_els
         with opened(browser) as (page, wrong), pulse.beating(events.site.dsn):
             visit(page, address, "fleet")
             page.get_by_role("link", name="1 failing").wait_for()
-            page.get_by_role("cell", name="100", exact=True).wait_for()
+            page.get_by_role("cell", name="≤ 100", exact=True).wait_for()
             page.get_by_label("only what needs attention").check()
             page.get_by_role("button", name="Find").click()
             page.wait_for_url("**attention=true")
