@@ -15,7 +15,7 @@ from modak.core.names import TableName
 from modak.postgres.changes.relation import Relation, RelationColumn
 from modak.postgres.model import PgType
 from modak.tables.mirror.pump.definition import Attribute, align
-from modak.tables.mirror.pump.fold import buckets, fold, joined
+from modak.tables.mirror.pump.fold import buckets, encode, fold, joined
 from modak.tables.mirror.pump.plan import Pace
 
 TABLE = TableName("public", "t")
@@ -169,3 +169,18 @@ def test_a_pump_that_is_behind_makes_fewer_and_larger_commits() -> None:
     assert slow.is_full(100, 3.0)
     assert slow.is_full(500, 0.0)
     assert (slow.pause(1.0, 10), slow.pause(1.0, 100), pace.pause(0.5, 0)) == (2.0, 0.0, 1.5)
+
+
+_INTEGERS = st.one_of(st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(_INTEGERS, _INTEGERS, st.sampled_from(["a", "b", ""])), max_size=60), st.integers(1, 3))
+def test_rows_have_the_same_number_when_their_keys_are_the_same(rows: list[tuple[int, int, str]], width: int) -> None:
+    kinds = (pa.int64(), pa.timestamp("us"), pa.string())
+    columns = [pa.array([row[at] for row in rows], kinds[at]) for at in range(width)]
+    codes, count = encode(columns)
+    keys = [row[:width] for row in rows]
+    assert count == len(set(keys))
+    assert len({*zip(keys, codes.tolist(), strict=True)}) == count
+    assert set(codes.tolist()) == set(range(count))

@@ -36,11 +36,11 @@ class KeySet:
         # The column that tells most keys apart goes first: what it excludes costs nothing more.
         self._order = sorted(range(len(columns)), key=lambda at: -lookups[at].distinct)
         self._lookups = [lookups[at] for at in self._order]
-        self._joint: list[_Integers] = []
+        self._joint: list[Integers] = []
         codes = self._lookups[0].find(columns[self._order[0]])
         for at, lookup in zip(self._order[1:], self._lookups[1:], strict=True):
             joined = codes * lookup.distinct + lookup.find(columns[at])
-            self._joint.append(_Integers(joined))
+            self._joint.append(Integers(joined))
             codes = self._joint[-1].places(joined)
 
     def find(self, columns: Sequence[pa.Array]) -> Any:
@@ -65,7 +65,7 @@ class KeySet:
 class _Unique:
     """Keys of which one integer column has every value once: a row that has such a value can only be that one key."""
 
-    def __init__(self, leading: int, lookup: _Integers, columns: Sequence[pa.Array]) -> None:
+    def __init__(self, leading: int, lookup: Integers, columns: Sequence[pa.Array]) -> None:
         self._leading = leading
         self._lookup = lookup
         places = lookup.find(columns[leading])
@@ -81,8 +81,8 @@ class _Unique:
         if not all(map(_is_comparable, columns)):
             return None
         for at, column in enumerate(columns):
-            if _is_integral(column.type):
-                lookup = _Integers(np.asarray(_integers(column)))
+            if is_integral(column.type):
+                lookup = Integers(np.asarray(integers(column)))
                 if lookup.distinct == len(column):
                     return cls(at, lookup, columns)
         return None
@@ -98,7 +98,7 @@ class _Unique:
         return rows
 
 
-class _Integers:
+class Integers:
     """Places of integers among the distinct ones."""
 
     def __init__(self, values: Any) -> None:
@@ -117,7 +117,7 @@ class _Integers:
 
     def find(self, column: pa.Array) -> Any:
         """The place of every value of a column; -1 for those that are not among them."""
-        plain = _integers(column)
+        plain = integers(column)
         if plain.null_count:
             places = self.places(np.asarray(plain.fill_null(self._low)))
             return np.where(np.asarray(plain.is_null()), -1, places)
@@ -153,16 +153,17 @@ class _Values:
 
 def is_cheap(columns: Sequence[pa.Array]) -> bool:
     """Whether asking for these keys costs about the same however many they are."""
-    return all(_is_integral(column.type) for column in columns)
+    return all(is_integral(column.type) for column in columns)
 
 
-def _lookup(column: pa.Array) -> _Integers | _Values:
-    if _is_integral(column.type):
-        return _Integers(np.asarray(_integers(column)))
+def _lookup(column: pa.Array) -> Integers | _Values:
+    if is_integral(column.type):
+        return Integers(np.asarray(integers(column)))
     return _Values(column)
 
 
-def _is_integral(kind: pa.DataType) -> bool:
+def is_integral(kind: pa.DataType) -> bool:
+    """Whether values of a type are integers to compare by."""
     return bool(pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
@@ -171,10 +172,11 @@ def _is_comparable(column: pa.Array) -> bool:
     kind = _storage(column).type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
     blobs = pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_decimal(kind)
-    return bool(texts or blobs or _is_integral(kind))
+    return bool(texts or blobs or is_integral(kind))
 
 
-def _integers(column: pa.Array) -> pa.Array:
+def integers(column: pa.Array) -> pa.Array:
+    """The integers of a column of such a type."""
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
     return column.cast(pa.int64())

@@ -62,6 +62,8 @@ class Image:
     """Which changes have this side, in ascending order; None means all."""
     length: int
     _read: dict[int, pa.Array] = field(default_factory=dict)
+    _spread: pa.Array | None = None
+    """For every change the place of its row among those that exist, or null."""
 
     def compact(self, column: int) -> pa.Array:
         """The values of the rows that exist. What Postgres did not send is null here too: see `unchanged`."""
@@ -73,7 +75,16 @@ class Image:
 
     def column(self, column: int) -> pa.Array:
         """The values, one for every change."""
-        return _spread(self.compact(column), self.rows, self.length)
+        values = self.compact(column)
+        if self.rows is None:
+            return values
+        if self._spread is None:
+            places = np.zeros(self.length, np.int32)
+            places[self.rows] = np.arange(len(self.rows), dtype=np.int32)
+            absent = np.ones(self.length, bool)
+            absent[self.rows] = False
+            self._spread = pa.array(places, mask=absent)
+        return values.take(self._spread)
 
     def unchanged(self, column: int) -> pa.Array | None:
         """Which changes kept a TOAST value that Postgres did not send; None when there is none."""
@@ -157,13 +168,3 @@ def _either(first: pa.Array, these: pa.Array, others: pa.Array) -> pa.Array:
     # Not if_else, which knows no extension types.
     choice = np.arange(len(these)) + np.where(np.asarray(first.cast(pa.int8())) == 1, 0, len(these))
     return pa.concat_arrays([these, others]).take(pa.array(choice))
-
-
-def _spread(values: pa.Array, rows: Places | None, length: int) -> pa.Array:
-    if rows is None:
-        return values
-    source = np.zeros(length, np.int64)
-    source[rows] = np.arange(len(rows))
-    absent = np.ones(length, bool)
-    absent[rows] = False
-    return values.take(pa.array(source, mask=absent))

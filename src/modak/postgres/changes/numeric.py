@@ -54,10 +54,12 @@ def decimals(wire: Wire, starts: Places, kind: pa.DataType, valid: Mask | None) 
 
 
 def _read(wire: Wire, at: Places) -> _Numbers:
-    sign = wire.i2(at + 4).astype(np.int64) & 0xFFFF
+    # Count, weight (which may be negative), sign and scale, two bytes each: read together, and taken apart.
+    header = wire.i8(at)
+    sign = (header >> 16) & 0xFFFF
     if np.any(sign & _SPECIAL == _SPECIAL):
         raise NotANumber
-    return _Numbers(wire.i2(at).astype(np.int64), wire.i2(at + 2).astype(np.int64), sign, at + _HEADER)
+    return _Numbers(header >> 48, (header << 16) >> 48, sign, at + _HEADER)
 
 
 def _summed(wire: Wire, numbers: _Numbers, scale: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:

@@ -2,7 +2,7 @@
 
 `fold` is associative: folding folded parts gives the same as folding everything at once, so a transaction that does
 not fit into memory is folded part by part (`buffer.py`). Everything is whole columns: keys become small numbers by
-Arrow's hash kernel, first and last events by numpy. Memory: a few integers per event beside the events.
+their order or Arrow's hash kernel, first and last events by numpy. Memory: a few integers per event beside the events.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from modak.lake.match import Integers, integers, is_integral
 from modak.tables.mirror.pump.events import ENDS, FRESH, LOOSE, NET, PUT, TIER, image_name, key_name, root_name
 
 Places = npt.NDArray[np.int64]
@@ -83,7 +84,7 @@ def encode(columns: Sequence[pa.Array]) -> tuple[Places, int]:
     codes, count = _codes(columns[0])
     for column in columns[1:]:
         more, distinct = _codes(column)
-        codes, count = _codes(pa.array(codes * distinct + more))
+        codes, count = _numbered(codes * distinct + more)
     return codes, count
 
 
@@ -169,8 +170,18 @@ def _filled(events: pa.Table, codes: Places) -> pa.Table:
 
 
 def _codes(column: pa.Array) -> tuple[Places, int]:
-    encoded = (column.storage if isinstance(column, pa.ExtensionArray) else column).dictionary_encode()
+    plain = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if is_integral(plain.type) and len(plain) and not plain.null_count:
+        return _numbered(np.asarray(integers(plain)))
+    encoded = plain.dictionary_encode()
     return np.asarray(encoded.indices).astype(np.int64), len(encoded.dictionary)
+
+
+def _numbered(values: Places) -> tuple[Places, int]:
+    if not len(values):
+        return values, 0
+    lookup = Integers(values)
+    return lookup.places(values), lookup.distinct
 
 
 def _named(events: pa.Table, letter: str) -> list[str]:

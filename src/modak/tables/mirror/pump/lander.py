@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from modak.catalog.records import TableState
-from modak.core import underway
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Lander:
         assert self._under_way is None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        self._under_way = self._pool.submit(_alone, land)
+        self._under_way = self._pool.submit(land)
 
     def finish(self) -> Landing | None:
         """Wait for the batch that is on its way and give what it has become, or raise what it met."""
@@ -61,11 +60,3 @@ class Lander:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-
-
-def _alone(land: Callable[[], Landing]) -> Landing:
-    try:
-        return land()
-    finally:
-        # The thread lives on; what it left unfinished is for the next turn to tidy.
-        underway.let_go()

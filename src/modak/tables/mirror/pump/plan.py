@@ -1,8 +1,8 @@
 """When the pump commits, and where the work is done. Pure.
 
 A commit follows after so many changes or so many milliseconds, whichever comes first. Commits cost about the same
-however much they carry, so a pump that is behind lets more changes wait while the last commit's time has not passed:
-half of the time at most goes into commits, and the lake gets fewer and larger ones.
+however much they carry, so a pump that is behind lets more changes wait while the last commit's time has not passed: it
+lands one batch beside the reading of the next, and the slower the commits, the fewer and larger they are.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import structlog
 from modak.catalog.lease import Epoch
 from modak.catalog.mirrors import follow_name
 from modak.catalog.records import TableRecord, TableState
+from modak.core import underway
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.core.names import TableName
@@ -310,7 +311,11 @@ class Pump:
         """Commit a batch that ends at a position; in either thread."""
         started = self._site.clock.monotonic()
         changes = batch.changes
-        after = self._flusher.flush(state, batch, columns, frontier)
+        try:
+            after = self._flusher.flush(state, batch, columns, frontier)
+        finally:
+            # Two threads land: what one has left to tidy, the other may.
+            underway.let_go()
         batch.clear()
         seconds = self._site.clock.monotonic() - started
         log.info("mirror.flushed", table=str(state.table.name), changes=changes, seconds=round(seconds, 3))
