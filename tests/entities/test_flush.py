@@ -60,6 +60,27 @@ def test_rows_with_every_kind_of_attribute_come_out_as_they_went_in(either: Worl
     assert world.paths() == [entry.path]
 
 
+def test_which_of_two_values_counts_is_decided_by_the_type(world: World) -> None:
+    world.put(1)
+    for attribute, index, text, number in (
+        (4, "", "nine", 7),
+        (5, "0", None, 5),
+        (5, "1", "five", 5),
+        (8, "", "12", None),
+    ):
+        world.sql(
+            "INSERT INTO eav_data VALUES (%s, %s, %s, %s, %s, %s)", (SCHEMA, key(1), attribute, index, text, number)
+        )
+    (row,) = world.read().values()
+    assert (row["qty"], row["tags"], row["seen"]) == (7, [None, "five"], 12)
+    # The same where all attributes are texts, and where none is.
+    for kept in ({"tags"}, {"qty", "seen"}):
+        gone = {name: None for name in INVOICE["attributes"] if name not in kept}
+        world.registry = registry(changed(**gone))
+        (narrow,) = world.read().values()
+        assert {name: narrow[name] for name in kept} == {name: row[name] for name in kept}
+
+
 def test_the_thresholds_decide(world: World) -> None:
     clock = world.clock = FrozenClock()
     world.configure(min_records=3, max_age_ms=60_000)

@@ -49,10 +49,10 @@ def pivot(schema: EntitySchema, main: pa.Table, eav: Sequence[Iterable[pa.Record
     import pyarrow as pa
 
     count = main.num_rows
-    keys = _halves_of(_whole(main.column("key")))
+    keys = _Keys(*_halves_of(_whole(main.column("key"))))
     bound = {each.name: at for at, each in enumerate(bound_to_columns(schema))}
     with ThreadPoolExecutor(max(len(eav), 1)) as pool:
-        spread = _Spread(keys, list(pool.map(lambda batches: _pieces(keys, batches), eav)))
+        spread = _Spread(count, list(pool.map(lambda batches: _pieces(keys, batches), eav)))
 
         def column(attribute: Attribute) -> tuple[pa.Array, Any]:
             if attribute.name in bound:
@@ -65,7 +65,7 @@ def pivot(schema: EntitySchema, main: pa.Table, eav: Sequence[Iterable[pa.Record
         if bad is not None:
             at_fault[bad & (at_fault < 0)] = number
     columns = {each.name: values for each, (values, _) in zip(schema.attributes, made, strict=True)}
-    fixed = _fixed(schema, main, row_ids(keys))
+    fixed = _fixed(schema, main, row_ids((keys.high, keys.low)))
     gone = np.asarray(fixed["deleted_at"]) != 0
     if gone.any():
         # A tombstone has no values, whatever its row still holds.
@@ -142,20 +142,11 @@ def row_ids_of(keys: pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The rows of one attribute: the places of their keys, and what they hold."""
+    """The rows of one attribute: the places of their keys, their values, and the indices where one of them has one."""
 
     ordinals: Any
-    texts: pa.Array
-    numbers: pa.Array
-    index: pa.Array
-
-    def raw(self, attribute: Attribute) -> pa.Array:
-        """The values: texts for texts, else numbers, and texts only where there is no number."""
-        import pyarrow.compute as pc
-
-        if attribute.scalar in ("text", "uuid"):
-            return self.texts
-        return self.numbers if not self.numbers.null_count else pc.coalesce(self.numbers, self.texts)
+    values: pa.Array
+    index: pa.Array | None
 
 
 def _bound(attribute: Attribute, raw: pa.Array) -> tuple[pa.Array, Any]:
@@ -166,7 +157,7 @@ def _bound(attribute: Attribute, raw: pa.Array) -> tuple[pa.Array, Any]:
     return values, None if unfit is None else np.asarray(pc.fill_null(unfit, False))
 
 
-def _pieces(keys: tuple[Any, Any], batches: Iterable[pa.RecordBatch]) -> dict[int, list[_Piece]]:
+def _pieces(keys: _Keys, batches: Iterable[pa.RecordBatch]) -> dict[int, list[_Piece]]:
     """Attribute rows by attribute: each batch is put in that order while it is in the processor's cache."""
     import numpy as np
     import pyarrow as pa
@@ -175,18 +166,19 @@ def _pieces(keys: tuple[Any, Any], batches: Iterable[pa.RecordBatch]) -> dict[in
     for batch in batches:
         if not batch.num_rows:
             continue
-        ordinals = _ordinals(keys, _whole(batch.column("key")))
+        ordinals = keys.places(_whole(batch.column("key")))
         attributes = np.asarray(batch.column("attr_id"))
         order = np.argsort(attributes, kind="stable")
         if (ordinals < 0).any():
             order = order[ordinals[order] >= 0]
-        attributes, ordinals = attributes[order], ordinals[order]
-        taken, names = pa.array(order), ("value_text", "value_numeric", "at")
-        columns = [_whole(batch.column(name)).take(taken) for name in names]
+        attributes, ordinals, rows = attributes[order], ordinals[order], pa.array(order)
+        values, index = batch.column("value").take(rows), batch.column("at")
+        # Most batches have no list in them.
+        index = index.take(rows) if index.null_count < len(index) else None
         edges = [0, *(np.flatnonzero(attributes[1:] != attributes[:-1]) + 1).tolist(), len(attributes)]
         for begin, end in pairwise(edges):
             if begin < end:
-                parts = [column.slice(begin, end - begin) for column in columns]
+                parts = [None if each is None else each.slice(begin, end - begin) for each in (values, index)]
                 pieces.setdefault(int(attributes[begin]), []).append(_Piece(ordinals[begin:end], *parts))
     return pieces
 
@@ -194,8 +186,8 @@ def _pieces(keys: tuple[Any, Any], batches: Iterable[pa.RecordBatch]) -> dict[in
 class _Spread:
     """Attribute rows, and the keys beside which they belong."""
 
-    def __init__(self, keys: tuple[Any, Any], lanes: Sequence[dict[int, list[_Piece]]]) -> None:
-        self._count = len(keys[0])
+    def __init__(self, count: int, lanes: Sequence[dict[int, list[_Piece]]]) -> None:
+        self._count = count
         self._lanes = lanes
 
     def scalars(self, attribute: Attribute) -> tuple[pa.Array, Any]:
@@ -207,13 +199,13 @@ class _Spread:
         piece = self._whole_of(attribute)
         if piece is None:
             return pa.nulls(self._count, arrow_type(attribute)), None
-        values, unfit = typed(attribute, piece.raw(attribute))
-        places = np.full(self._count, -1, np.int64)
-        places[piece.ordinals] = np.arange(len(piece.ordinals))
+        values, unfit = typed(attribute, piece.values)
+        places = np.full(self._count, -1, np.int32)
+        places[piece.ordinals] = np.arange(len(piece.ordinals), dtype=np.int32)
         absent = places < 0
         found = values.take(pa.array(places, mask=absent) if absent.any() else pa.array(places))
         wrong = [] if unfit is None else [np.asarray(pc.fill_null(unfit, False))]
-        if piece.index.null_count < len(piece.index):
+        if piece.index is not None and piece.index.null_count < len(piece.index):
             wrong.append(np.asarray(pc.is_valid(piece.index)))
         if not wrong:
             return found, None
@@ -231,7 +223,8 @@ class _Spread:
         piece = self._whole_of(attribute)
         if piece is None:
             return pa.nulls(self._count, arrow_type(attribute)), None
-        ordinals, index = piece.ordinals, piece.index
+        ordinals = piece.ordinals
+        index = pa.nulls(len(ordinals), pa.string()) if piece.index is None else piece.index
         marker = np.asarray(pc.fill_null(pc.equal(index, EMPTY_LIST), False))
         numbered = np.asarray(pc.fill_null(pc.match_substring_regex(index, _NUMBERED), False))
         legacy = np.asarray(pc.is_null(index))
@@ -245,7 +238,7 @@ class _Spread:
         )
         kept = np.flatnonzero(~marker & ~bad[ordinals])
         order = kept[np.lexsort((numbers[kept], ordinals[kept]))]
-        items, unfit = typed(attribute, piece.raw(attribute).take(pa.array(order)))
+        items, unfit = typed(attribute, piece.values.take(pa.array(order)))
         if unfit is not None:
             bad[ordinals[order][np.asarray(pc.fill_null(unfit, False))]] = True
         counts = np.bincount(ordinals[order], minlength=self._count)
@@ -262,39 +255,65 @@ class _Spread:
         pieces = [piece for lane in self._lanes for piece in lane.pop(attribute.id, ())]
         if not pieces:
             return None
+        blank = [pa.nulls(len(piece.ordinals), pa.string()) if piece.index is None else piece.index for piece in pieces]
         return _Piece(
             np.concatenate([piece.ordinals for piece in pieces]),
-            *(pa.concat_arrays([getattr(piece, name) for piece in pieces]) for name in ("texts", "numbers", "index")),
+            pa.concat_arrays([piece.values for piece in pieces]),
+            pa.concat_arrays(blank) if any(piece.index is not None for piece in pieces) else None,
         )
 
 
-def _ordinals(known: tuple[Any, Any], wanted: pa.Array) -> Any:
-    """For each wanted key its place among the sorted keys, −1 where it is none of them."""
+class _Keys:
+    """Sorted keys, among which others are looked up."""
+
+    def __init__(self, high: Any, low: Any) -> None:
+        self.high, self.low = high, low
+        self._ranks = _Ranks(high, low) if _repeats(high) else None
+        """Only needed where ids were made in one moment: else the first half decides alone."""
+
+    def places(self, wanted: pa.Array) -> Any:
+        """For each wanted key its place among the sorted keys, −1 where it is none of them."""
+        import numpy as np
+
+        words = _words(wanted)
+        # The rows of an entity were mostly written together, so they come in runs: each run is looked up once.
+        begins = np.flatnonzero((words[1:, 0] != words[:-1, 0]) | (words[1:, 1] != words[:-1, 1])) + 1
+        heads = np.concatenate(([0], begins))
+        high, low = _halves(words[heads])
+        found = _search(self.high, high) if self._ranks is None else self._ranks.search(high, low)
+        found = np.minimum(found, len(self.high) - 1).astype(np.int32)
+        same = (self.high[found] == high) & (self.low[found] == low)
+        return np.repeat(np.where(same, found, np.int32(-1)), np.diff(np.append(heads, len(words))))
+
+
+class _Ranks:
+    """Each half of sorted keys by its rank, so that both fit into one number."""
+
+    def __init__(self, high: Any, low: Any) -> None:
+        import numpy as np
+
+        self._firsts = high[np.concatenate(([True], high[1:] != high[:-1]))]
+        self._seconds = np.unique(low)
+        self._known = self._of(high, low)
+
+    def search(self, high: Any, low: Any) -> Any:
+        """Where keys stand."""
+        return _search(self._known, self._of(high, low))
+
+    def _of(self, high: Any, low: Any) -> Any:
+        import numpy as np
+
+        return (np.searchsorted(self._firsts, high) << 32) | np.searchsorted(self._seconds, low)
+
+
+def _search(known: Any, asked: Any) -> Any:
+    """Where numbers stand among sorted ones: asked in order, one look-up finds what the one before has fetched."""
     import numpy as np
 
-    words = _words(wanted)
-    # The rows of an entity were mostly written together, so they come in runs: each run is looked up once.
-    begins = np.flatnonzero((words[1:, 0] != words[:-1, 0]) | (words[1:, 1] != words[:-1, 1])) + 1
-    heads = np.concatenate(([0], begins))
-    high, low = _halves(words[heads])
-    places = np.minimum(_search(known, (high, low)), len(known[0]) - 1)
-    same = (known[0][places] == high) & (known[1][places] == low)
-    return np.repeat(np.where(same, places, -1), np.diff(np.append(heads, len(words))))
-
-
-def _search(known: tuple[Any, Any], asked: tuple[Any, Any]) -> Any:
-    """Where keys stand among sorted ones; the first half decides alone unless ids were made in one moment."""
-    import numpy as np
-
-    if not _repeats(known[0]):
-        return np.searchsorted(known[0], asked[0])
-    # Each half by its rank, so that both fit into one number.
-    ranks = []
-    firsts = known[0][np.concatenate(([True], known[0][1:] != known[0][:-1]))]
-    seconds = np.unique(known[1])
-    for high, low in (known, asked):
-        ranks.append((np.searchsorted(firsts, high) << 32) | np.searchsorted(seconds, low))
-    return np.searchsorted(ranks[0], ranks[1])
+    order = np.argsort(asked)
+    places = np.empty(len(asked), np.int64)
+    places[order] = np.searchsorted(known, asked[order])
+    return places
 
 
 def _repeats(ordered: Any) -> bool:

@@ -203,7 +203,10 @@ def _last(tables: EntityTables, schema: EntitySchema, keys: Listed | Dirty) -> s
 
 
 def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
-    """The SQL of the attribute rows: key, attribute, index and both values; which one counts, the type decides."""
+    """The SQL of the attribute rows: key, attribute, index and the one value that counts for the attribute's type.
+
+    Every column on the wire costs both sides, so Postgres chooses between the two of a value.
+    """
     loose = [each for each in schema.attributes if each.column is None]
     number = sql.Literal(schema.schema_id)
     among = (
@@ -214,11 +217,12 @@ def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
         else sql.SQL("")
     )
     query = sql.SQL(
-        "SELECT row_id AS key, attr_id, nullif(array_indices, '') AS at, value_text, value_numeric"
+        "SELECT row_id AS key, attr_id, nullif(array_indices, '') AS at, {value} AS value"
         " FROM {eav} WHERE schema_id = {schema}{chosen}{among}{wanted}"
     ).format(
         eav=identifier(tables.eav),
         schema=number,
+        value=_value(loose),
         wanted=_wanted([each.id for each in loose]),
         chosen=_chosen("row_id", keys),
         among=among,
@@ -301,12 +305,28 @@ def _chosen(column: str, keys: Keys) -> sql.Composed:
     return _within(column, keys.within)
 
 
+def _value(loose: Sequence[Attribute]) -> sql.Composed:
+    """Texts for texts, else numbers, and texts only where there is no number."""
+    texts = [each.id for each in loose if each.scalar in ("text", "uuid")]
+    number = sql.SQL("coalesce(value_numeric::text, value_text)")
+    if not texts:
+        return sql.Composed([number])
+    if len(texts) == len(loose):
+        return sql.Composed([sql.SQL("value_text")])
+    return sql.SQL("CASE WHEN {} THEN value_text ELSE {} END").format(_one_of(texts), number)
+
+
 def _wanted(ids: Sequence[int]) -> sql.Composed:
-    """The attributes that are read; Postgres compares two numbers faster than it looks into a list."""
+    """The attributes that are read."""
+    return sql.SQL(" AND {}").format(_one_of(ids))
+
+
+def _one_of(ids: Sequence[int]) -> sql.Composed:
+    """Whether an attribute is one of some; Postgres compares two numbers faster than it looks into a list."""
     low, high = min(ids), max(ids)
     if high - low + 1 == len(set(ids)):
-        return sql.SQL(" AND attr_id BETWEEN {}::int2 AND {}::int2").format(sql.Literal(low), sql.Literal(high))
-    return sql.SQL(" AND attr_id = ANY({}::int2[])").format(sql.Literal(list(ids)))
+        return sql.SQL("attr_id BETWEEN {}::int2 AND {}::int2").format(sql.Literal(low), sql.Literal(high))
+    return sql.SQL("attr_id = ANY({}::int2[])").format(sql.Literal(list(ids)))
 
 
 def _within(column: str, within: KeyRange) -> sql.Composed:
