@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from modak import config
 from modak.core.errors import UsageError
+from modak.core.names import TableName
 from modak.entities.compaction import compact
 from modak.entities.config import CDCConfig, CompactionConfig, from_settings
 from modak.entities.flushing import flush
@@ -136,15 +137,13 @@ def test_one_schema_and_one_manifest_can_be_compacted_alone(world: World) -> Non
 def test_the_lock_is_that_of_one_schema_of_one_log(world: World) -> None:
     with world.connect() as conn:
         conn.execute("CREATE SCHEMA other")
-        install(conn, EntityTables.of(replace(world.config, **OTHER_TABLES)))
+        names = (OTHER["ENTITY_MAIN_TABLE"], OTHER["EAV_DATA_TABLE"], OTHER["CHANGE_LOG_TABLE"])
+        install(conn, EntityTables(*map(TableName.parse, names)))
     with world.connect() as one, world.connect() as two:
         assert acquire_schema_lock(one, SCHEMA)
         assert not acquire_schema_lock(two, SCHEMA)
         assert acquire_schema_lock(two, SCHEMA + 1)
         assert acquire_schema_lock(two, SCHEMA, "other.log")
-
-
-OTHER_TABLES = {f"{name}_table": OTHER[f"{name.upper()}_TABLE"] for name in ("change_log", "entity_main", "eav_data")}
 
 
 def test_the_progress_of_an_init_is_told(world: World) -> None:
