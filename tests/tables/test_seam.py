@@ -26,6 +26,7 @@ from modak.storage.uri import local_path
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.seam import delta as seam_delta
+from modak.tables.seam import sieve as seam_sieve
 from modak.tables.seam.columns import struct_of
 from modak.tables.seam.heap import heap_queries
 from modak.tables.seam.pinned import Point
@@ -114,6 +115,22 @@ def test_a_large_delta_is_read_by_tasks_with_the_same_answer(tiered: Events, mon
         assert rows(now.read("events")) == small
         assert len(small) == 241
     assert {row[2] for row in small if row[0] < 20} == {f"new {key}" for key in range(1, 20, 2)}
+
+
+def test_keys_that_do_not_fit_into_the_plan_are_joined_with_the_same_answer(
+    tiered: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in range(0, 40, 2):
+        correct(tiered, key, f"new {key}" if key % 4 else None)
+    with at(tiered.site) as now:
+        sifted = now.read("events")
+        assert "Join" not in scans(sifted)
+        expected = rows(sifted)
+        assert len(expected) == 241
+        monkeypatch.setattr(seam_sieve, "MOST_IN_BUCKET", 0)
+        joined = now.read("events")
+        assert "LeftAnti" in scans(joined)
+        assert rows(joined) == expected
 
 
 def test_a_hot_query_never_opens_the_lake_and_a_cold_one_never_the_heap(tiered: Events) -> None:

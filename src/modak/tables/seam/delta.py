@@ -19,7 +19,7 @@ from modak.tables.seam.columns import SeamColumn, struct_of
 from modak.tables.seam.pinned import PinnedTable
 from modak.tables.seam.plan import Span
 from modak.tables.seam.predicate import Predicate, one_of, text_literal
-from modak.tables.seam.sieve import Sieve
+from modak.tables.seam.sieve import Sieve, sieve_of
 from modak.tables.seam.streams import ImageSplit, KeySplit, delta_images, delta_keys
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LOCAL_ROWS = 20_000
 LOCAL_BYTES = 16 << 20
 """Up to here the driver reads the delta itself, once, and plans carry it."""
 LOCAL_KEYS = 500_000
-"""Up to so many whole-number keys the driver reads even of a large delta: sixteen bytes each, for the sieve."""
+"""Up to so many whole-number keys the driver reads even of a large delta: about fifty bytes each, for the sieve."""
 SPLIT_BYTES = 64 << 20
 _INT64 = (-(2**63), 2**63 - 1)
 _TEXT_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid"})
@@ -42,11 +42,10 @@ _TEXT_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid"})
 class Overlay:
     """What is laid over the lake: the identities that it loses and the rows that come in their place."""
 
-    keys: DataFrame
+    keys: DataFrame | Sieve
+    """A sieve where the primary key is one whole number and there are not too many."""
     images: DataFrame
     rows: int
-    sieve: Sieve | None
-    """Tells most lake rows apart from these keys at once; only for one whole-number key."""
 
 
 def overlay(
@@ -68,6 +67,7 @@ def overlay(
     pk = [shape.named(name) for name in shape.pk]
     tier = None if shape.tier_key in shape.pk else shape.named(shape.tier_key)
     texts = [f"{payload_text(column, former.get(column.name, ()))} AS c{i}" for i, column in enumerate(columns)]
+    sifted = shape.whole_number_key and table.delta.rows <= LOCAL_KEYS
     keys = [
         KeySplit(
             dsn,
@@ -76,7 +76,7 @@ def overlay(
             _mapped(pk),
             tier.mapped if tier else None,
         )
-        for part in parts
+        for part in ([where] if sifted else parts)
     ]
     images = [
         ImageSplit(
@@ -87,19 +87,24 @@ def overlay(
         )
         for part in parts
     ]
-    sifted = shape.whole_number_key and table.delta.rows <= LOCAL_KEYS
     identity = [*pk, *([tier] if tier else [])]
-    found = _gathered(keys, delta_keys, identity) if local or sifted else None
     return Overlay(
-        frame_of(spark, struct_of(identity), keys, delta_keys)
-        if found is None
-        else spark.createDataFrame(found, struct_of(identity)),
+        _identities(spark, keys, identity, sifted, local),
         spark.createDataFrame(_gathered(images, delta_images, columns), struct_of(columns))
         if local
         else frame_of(spark, struct_of(columns), images, delta_images),
         table.delta.rows,
-        Sieve(spark, found.column(0)) if found is not None and sifted else None,
     )
+
+
+def _identities(
+    spark: SparkSession, keys: Sequence[KeySplit], identity: Sequence[SeamColumn], sifted: bool, local: bool
+) -> DataFrame | Sieve:
+    if not sifted and not local:
+        return frame_of(spark, struct_of(identity), keys, delta_keys)
+    found = _gathered(keys, delta_keys, identity)
+    sieve = sieve_of(spark, found) if sifted else None
+    return sieve if sieve is not None else spark.createDataFrame(found, struct_of(identity))
 
 
 def delta_condition(table: PinnedTable, span: Span, predicate: Predicate | None) -> str:

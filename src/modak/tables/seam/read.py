@@ -1,9 +1,9 @@
 """A seam read assembled: heap ∪ (lake without the keys of the delta) ∪ the rows of the delta, then the user's filter.
 
-The filter is applied in full by Spark to the union. Spark moves it below the anti-join on the lake's side, which is
-sound: whether a lake row is replaced depends on its key alone, so it does not matter whether rows are dropped by value
-before or after. The delta's keys are never filtered by value: a correction that no longer matches must still hide the
-lake row that did. Only filters on the key and the tier key go into the delta's query.
+The filter is applied in full by Spark to the union. Spark moves it below the anti-join, or beside the sieve, on the
+lake's side, which is sound: whether a lake row is replaced depends on its key alone, so it does not matter whether rows
+are dropped by value before or after. The delta's keys are never filtered by value: a correction that no longer matches
+must still hide the lake row that did. Only filters on the key and the tier key go into the delta's query.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from modak.tables.seam.lake import lake_side
 from modak.tables.seam.pinned import LARGE_DELTA, PinnedTable, Point
 from modak.tables.seam.plan import SeamPlan, Span, plan_seam
 from modak.tables.seam.predicate import Predicate, span_of
+from modak.tables.seam.sieve import Sieve
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-_SUSPECT = "modak suspect"
 
 Planner = Callable[[Pin, Span], SeamPlan]
 """Which parts answer for which tier keys."""
@@ -111,6 +110,9 @@ def _cold(spark: SparkSession, point: Point, wanted: SeamRead, plan: SeamPlan) -
 def _without(cold: DataFrame, over: Overlay, shape: Shape) -> DataFrame:
     from pyspark.sql import functions
 
+    if isinstance(over.keys, Sieve):
+        tier = None if shape.tier_key in shape.pk else by_name(shape.tier_key)
+        return cold.filter(~over.keys.holds(by_name(shape.pk[0]), tier))
     names = {name: f"modak key {at}" for at, name in enumerate(over.keys.columns)}
     renamed = over.keys.toDF(*names.values())
     conditions = []
@@ -119,9 +121,6 @@ def _without(cold: DataFrame, over: Overlay, shape: Shape) -> DataFrame:
         if shape.whole_number_key and name not in shape.pk:
             # Equality, said so that Spark hashes the number alone: its map for one long is the fastest it has.
             conditions += [ours <= theirs, ours >= theirs]
-        elif over.sieve is not None:
-            cold = cold.withColumn(_SUSPECT, over.sieve.suspects(ours))
-            conditions.append(by_name(_SUSPECT) == theirs)
         else:
             conditions.append(ours == theirs)
     small = functions.broadcast(renamed) if over.rows <= LARGE_DELTA else renamed
