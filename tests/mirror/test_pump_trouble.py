@@ -100,7 +100,6 @@ def test_another_pump_of_the_same_table_changes_nothing_after_a_takeover(make: M
     assert table.is_same()
 
 
-@pytest.mark.full
 def test_one_broken_table_stops_nobody_else_and_says_so(
     make: Make,
     ground: tuple[Site, Leader],
@@ -182,7 +181,6 @@ def test_two_phase_transactions_arrive_when_they_commit(make: Make) -> None:
     assert table.is_same()
 
 
-@pytest.mark.full
 def test_a_paused_thread_keeps_the_table_still(
     make: Make,
     ground: tuple[Site, Leader],

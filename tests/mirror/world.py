@@ -50,3 +50,5 @@ def make(ground: tuple[Site, Leader]) -> Iterator[Make]:
             if pid is not None:
                 table.sql(f"SELECT pg_terminate_backend({pid})")
             table.sql(f"SELECT pg_drop_replication_slot('{slot}')")
+        # Whoever serves all tables of the site would else try to anchor this one anew, in later tests.
+        table.sql(f"DELETE FROM modak.tables WHERE table_id = {table.known_id}")
