@@ -149,7 +149,7 @@ def test_the_command_counts_erases_and_shows_evidence(lake: Lake, modak: Any, en
     assert "0 rows of the heap and 1 of the lake would be erased." in dry.stdout
     done = modak("erase", "--table", "public.events", "--pk", "7", "--local", **environ)
     assert done.exit_code == 0, done.output
-    assert "1 of the lake; 1 files rewritten" in done.stdout
+    assert "1 of the lake; 1 file rewritten" in done.stdout
     assert "found 0 matching rows" in done.stdout
 
 
@@ -175,7 +175,7 @@ def test_a_worker_that_leads_erases_beside_its_other_work(led: Lake, modak: Any,
     assert refused.exit_code == 2
     done = modak("erase", "--table", "public.events", "--where", "body = 'secret'", **environ)
     assert done.exit_code == 0, done.output
-    assert "erased 1 rows of the heap, 1 of the lake" in done.stdout
+    assert "erased 1 row of the heap, 1 of the lake" in done.stdout
     assert "found 0 matching rows" in done.stdout
     assert "secret" not in everywhere(led)
     assert led.rows() == original(4)
