@@ -116,6 +116,6 @@ def test_a_command_with_tokens_works_on_a_postgres_of_its_own(
     again = modak("install", **own)
     assert (again.exit_code, "without TLS, because it is this machine" in again.output) == (0, True), again.output
     done = modak("flush", **own)
-    assert (done.exit_code, "3 rows in 1 files" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "3 rows in 1 file " in done.stdout) == (0, True), done.output
     assert installed.dsn.password not in done.output + again.output
     assert json.loads(Path(environ["MODAK_ENTITIES_REGISTRY"]).read_text()) == INVOICE

@@ -59,7 +59,7 @@ def test_a_store_lives_from_install_to_gc(modak: Call, installed: World) -> None
     dry = modak("flush", "--dry-run", "--schema", "invoice")
     assert (dry.exit_code, "would flush schema 7: 5 rows are dirty" in dry.stdout) == (0, True), dry.output
     done = modak("flush")
-    assert (done.exit_code, "5 rows in 1 files" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "5 rows in 1 file " in done.stdout) == (0, True), done.output
     refused = modak("init", "--schema", "7")
     assert (refused.exit_code, "--replace-delta" in refused.stderr) == (1, True)
     every = modak("init")

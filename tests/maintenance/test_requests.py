@@ -142,8 +142,8 @@ def test_the_command_waits_and_prints_what_was_done(
     served.delete(1)
     done = modak("maintain", "--table", "public.events", **environ)
     assert done.exit_code == 0, done.output
-    assert "delete debt: 1 files" in done.stdout
-    assert "1 delete files applied, 1 deleted rows gone" in done.stdout
+    assert "delete debt: 1 file " in done.stdout
+    assert "1 delete file applied, 1 deleted row gone" in done.stdout
     assert "orphans: orphan_sweep_enabled is false." in done.stdout
     filed = modak("maintain", "--table", "public.events", "--no-wait", **environ)
     assert "filed" in filed.stdout
@@ -167,11 +167,11 @@ def test_without_a_leader_the_command_says_so_and_local_runs_the_pass(
     assert "refreshed" in modak("maintain", "--table", "public.events", "--no-wait", **environ).stdout
     plan = modak("maintain", "--table", "public.events", "--dry-run", **environ)
     assert plan.exit_code == 0, plan.output
-    assert "delete debt: 1 files" in plan.stdout
+    assert "delete debt: 1 file " in plan.stdout
     assert "Nothing was changed." in plan.stderr
     local = modak("maintain", "--table", "public.events", "--local", **environ)
     assert local.exit_code == 0, local.output
-    assert "1 delete files applied" in local.stdout
+    assert "1 delete file applied" in local.stdout
     assert [row[2] for row in rows(lake)] == [True], "the request that waited is answered by it"
     assert not [file for file in lake.files() if file.deletes]
 
