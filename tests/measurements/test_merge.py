@@ -152,6 +152,13 @@ def test_nested_rows_are_compared_whole(tmp_path: Path) -> None:
     assert sorted(map(str, out["v"].to_pylist())) == sorted(map(str, values[1:]))
 
 
+def test_missing_and_empty_nested_values_between_equal_rows_keep_none_of_them_twice(tmp_path: Path) -> None:
+    values: list[Any] = [None, {"a": []}, {"a": None}, {"a": [0.0]}, {"a": [-0.0]}] * 20
+    result, out = merged(tmp_path, at(values, times=[0] * len(values)), tags="v")
+    assert (result.rows_out, result.duplicates) == (4, 96)
+    assert {str(value).replace("-", "") for value in out["v"].to_pylist()} == set(map(str, values[:4]))
+
+
 def test_rows_that_differ_in_one_value_are_two_rows(tmp_path: Path) -> None:
     rows = pa.table({"time": [T0] * 3, "host": ["a"] * 3, "v": [1, 2, 1]})
     result, _ = merged(

@@ -31,6 +31,7 @@ from modak.measurements.output import (
     RollingWriter,
     distinct,
     finished,
+    neighbours,
     rows_per_group,
 )
 from modak.measurements.types import TAGS_KEY, TIME, Footer, Unified, is_nanoseconds, plain, unify
@@ -139,7 +140,7 @@ def _sorted_rows(
     ordering = ", ".join(f"{quoted(key)} NULLS FIRST" for key in (*keys, TIME))
     if unified.tags:
         names += f", hash({names}) AS {ROW_HASH}"
-        ordering += f", {ROW_HASH}"
+        ordering += f", {neighbours(unified.schema)}"
     statement = (
         f"SELECT {names} FROM (SELECT {values} FROM ({rows_of(unified.groups, unified.schema)}))"  # noqa: S608 - quoted names
         f" ORDER BY {ordering}"

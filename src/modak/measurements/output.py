@@ -1,6 +1,6 @@
 """Sorted rows into files: repeated rows are dropped, files roll at the target size, what was written is read again.
 
-Every row carries a hash as its last sort key, so equal rows come out next to each other, and only neighbours with equal
+Every row carries a hash behind its sort keys, so equal rows come out next to each other, and only neighbours with equal
 hashes are compared, column by column. A missing value equals a missing value, NaN equals NaN, -0.0 equals 0.0.
 
 Memory: two row groups, one that is filled and one that is written.
@@ -46,6 +46,14 @@ class MergedFile:
     size: int
     rows: int
     sha256: str
+
+
+def neighbours(schema: pa.Schema) -> str:
+    """The end of an order in which equal rows are neighbours.
+
+    Nested values come after the hash, which is the same for a missing one and an empty one.
+    """
+    return ", ".join([ROW_HASH, *(quoted(each.name) for each in schema if pa.types.is_nested(each.type))])
 
 
 def distinct(

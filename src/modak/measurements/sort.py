@@ -189,14 +189,14 @@ def sort_range(work: Range, rows: Iterator[pa.RecordBatch], first: int) -> dict[
     import pyarrow as pa
 
     from modak.measurements.engine import opened, quoted
-    from modak.measurements.output import ROW_HASH, RollingWriter, distinct, finished
+    from modak.measurements.output import ROW_HASH, RollingWriter, distinct, finished, neighbours
 
     schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
     config = work.config
     names = ", ".join(quoted(name) for name in schema.names)
     ordering = ", ".join(f"{quoted(key)} NULLS FIRST" for key in work.keys)
     if work.tags:
-        names, ordering = f"{names}, hash({names}) AS {ROW_HASH}", f"{ordering}, {ROW_HASH}"
+        names, ordering = f"{names}, hash({names}) AS {ROW_HASH}", f"{ordering}, {neighbours(schema)}"
     Path(config.temp_directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sort-", dir=config.temp_directory) as name:
         folder = Path(name)
