@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from modak.measurements.isolation import SubprocessJobConfig
-from modak.measurements.runners import SparkRunner
+from modak.measurements.runners import ProcessRunner, SparkRunner
 from modak.storage.objects import Objects
 from tests.measurements.support import HOUR, data_files, fill
 
@@ -43,3 +49,53 @@ def test_children_that_die_in_spark_tasks_are_answers_and_their_neighbours_go_on
     assert (killed.success, killed.recoverable, killed.reason) == (False, True, "killed")
     assert (broken.success, broken.recoverable, broken.reason) == (False, True, "unknown")
     assert (memory.success, memory.recoverable, memory.reason) == (False, True, "oom_killed")
+
+
+class Interrupted(BaseException):
+    """As a timeout or Ctrl-C comes: out of a signal, in the thread that waits."""
+
+
+def test_whoever_interrupts_jobs_ends_their_children(tmp_path: Path) -> None:
+    start = tmp_path / "start" / "sitecustomize.py"
+    start.parent.mkdir()
+    start.write_text(
+        "import os, pathlib, time\n"
+        "told = pathlib.Path(__file__).parent.parent\n"
+        "(told / f'begun-{os.getpid()}').touch()\n"
+        "time.sleep(30)\n"
+        "(told / 'lasted').touch()\n"
+    )
+    order = SubprocessJobConfig(
+        database="db",
+        measurement="cpu",
+        partition_path=f"db/cpu/{HOUR:%Y/%m/%d/%H}",
+        files=(),
+        tier="hourly",
+        target_size_mb=512,
+        temp_directory=str(tmp_path / "temp"),
+        extra_env={"PYTHONPATH": str(start.parent)},
+    )
+
+    def begun() -> list[int]:
+        return [int(file.name.partition("-")[2]) for file in tmp_path.glob("begun-*")]
+
+    def interrupt() -> None:
+        while len(begun()) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(Interrupted):
+            ProcessRunner(2).run([order] * 4)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(begun()) == 2
+    assert not (tmp_path / "lasted").exists()
+    for pid in begun():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

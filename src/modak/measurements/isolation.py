@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -151,10 +153,40 @@ def classify_subprocess_error(error: BaseException | str | None, stderr: str = "
 
 def run_job_in_subprocess(config: SubprocessJobConfig) -> SubprocessJobResult:
     """Run a job in a child process; whatever happens to the child comes back as an answer."""
-    armed = faults.armed()
-    fault = (armed.point, armed.action, armed.after) if armed else None
-    order = SubprocessJobConfig(**{**_shallow(config), "watched": True, "fault": fault}).to_json()
-    child = subprocess.Popen(
+    return Children().run(config)
+
+
+class Children:
+    """The children of one caller, who can end them while other threads wait for their answers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._over = False
+
+    def run(self, config: SubprocessJobConfig) -> SubprocessJobResult:
+        """Run a job in a child; refused once they have been ended."""
+        with self._lock:
+            if self._over:
+                return SubprocessJobResult.failed(_signal_text(signal.SIGKILL))
+            child = _started(config)
+            self._running.add(child)
+        try:
+            return _answer(child, config)
+        finally:
+            with self._lock:
+                self._running.discard(child)
+
+    def end(self) -> None:
+        """Kill those that run, and start no more."""
+        with self._lock:
+            self._over = True
+            for child in self._running:
+                child.kill()
+
+
+def _started(config: SubprocessJobConfig) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "modak.measurements.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -162,8 +194,14 @@ def run_job_in_subprocess(config: SubprocessJobConfig) -> SubprocessJobResult:
         text=True,
         env={**_environment(), **config.extra_env},
     )
+
+
+def _answer(child: subprocess.Popen[str], config: SubprocessJobConfig) -> SubprocessJobResult:
     assert child.stdin is not None
     try:
+        armed = faults.armed()
+        fault = (armed.point, armed.action, armed.after) if armed else None
+        order = SubprocessJobConfig(**{**_shallow(config), "watched": True, "fault": fault}).to_json()
         try:
             child.stdin.write(order + "\n")
             child.stdin.flush()
@@ -189,8 +227,6 @@ def run_job_in_subprocess(config: SubprocessJobConfig) -> SubprocessJobResult:
 
 def _drained(child: subprocess.Popen[str]) -> tuple[str, str]:
     """Both outputs to their end, with the input left open: its end would tell the child that nobody waits any more."""
-    import threading
-
     assert child.stdout is not None
     assert child.stderr is not None
     log: list[str] = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from modak.measurements.isolation import SubprocessJobConfig, SubprocessJobResult, run_job_in_subprocess
+from modak.measurements.isolation import Children, SubprocessJobConfig, SubprocessJobResult, run_job_in_subprocess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,8 +41,14 @@ class ProcessRunner:
         return max((os.cpu_count() or 1) // max(min(jobs, self.slots), 1), 1)
 
     def run(self, orders: Sequence[SubprocessJobConfig]) -> list[SubprocessJobResult]:
+        children = Children()
         with ThreadPoolExecutor(self.slots) as pool:
-            return list(pool.map(run_job_in_subprocess, orders))
+            try:
+                return list(pool.map(children.run, orders))
+            except BaseException:
+                # Whoever interrupts us is not kept waiting until the jobs are done; the manifests tell what they were.
+                children.end()
+                raise
 
 
 class SparkRunner:
