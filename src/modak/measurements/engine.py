@@ -56,6 +56,8 @@ def opened(work: Path, memory_bytes: int, threads: int) -> Iterator[duckdb.DuckD
     try:
         engine.execute("SET TimeZone = 'UTC'")
         engine.execute("SET preserve_insertion_order = false")
+        # It would keep what it has read of a file after the query, of files that are read once.
+        engine.execute("SET enable_external_file_cache = false")
         yield engine
     finally:
         engine.close()

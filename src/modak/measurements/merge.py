@@ -2,11 +2,12 @@
 
 Footers are read first: they tell what is corrupt, which schema holds all files, how many rows there must be. DuckDB
 reads and sorts, texts that repeat as codes (`codes.py`), with a limit on its memory and a folder of its own to spill
-into; pyarrow writes, and begins a new file at the target size. Rolling inside the engine would break the order.
+into; pyarrow writes, and begins a new file at the target size. Rolling inside the engine would break the order. Where
+there are thousands of files, they are gathered in fewer ones first (`gather.py`).
 
 Where a writer declares tags, rows that agree in every column collapse into one (`output.py`).
 
-Memory: DuckDB's limit, plus one row group in Arrow form. Disk: what DuckDB spills, and the outputs.
+Memory: DuckDB's limit, plus one row group in Arrow form. Disk: what DuckDB spills, what is gathered, and the outputs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from modak.core.errors import ModakError
 from modak.measurements.codes import coded_types, rows_of
 from modak.measurements.engine import columns, opened, quoted
+from modak.measurements.gather import gathered
 from modak.measurements.output import (
     MOST_ROWS,
     ROW_HASH,
@@ -70,8 +72,8 @@ def merge(order: MergeOrder) -> Merged:
     odd = tuple(_too_fine(order, unified))
     if odd:
         aside += odd
-        named = {path for path, _ in odd}
-        unified = unify([each for each in footers if each.path not in named | {path for path, _ in unified.aside}])
+        named = {path for path, _ in (*unified.aside, *odd)}
+        unified = unify([each for each in footers if each.path not in named])
     try:
         return _merged(order, unified, aside)
     except duckdb.Error as error:
@@ -87,11 +89,14 @@ def read_footers(inputs: Mapping[str, Path]) -> tuple[list[Footer], tuple[tuple[
     """What every file says about itself; those that say nothing sensible are named with the reason."""
     footers: list[Footer] = []
     corrupt: list[tuple[str, str]] = []
+    schemas: dict[pa.Schema, pa.Schema] = {}
     for path, file in inputs.items():
         try:
             meta = pq.read_metadata(file)
             tags = (meta.metadata or {}).get(TAGS_KEY, b"").decode()
-            schema = meta.schema.to_arrow_schema()
+            schema = meta.schema.to_arrow_schema().remove_metadata()
+            # One object for all files of a schema: there may be a hundred thousand of them.
+            schema = schemas.setdefault(schema, schema)
             footers.append(Footer(path, meta.num_rows, schema, tuple(tag for tag in tags.split(",") if tag)))
         except FileNotFoundError:
             corrupt.append((path, "it is gone"))
@@ -112,7 +117,8 @@ def _merged(order: MergeOrder, unified: Unified, aside: tuple[tuple[str, str], .
             order.work, order.target_bytes, unified.schema, keys=keys, tags=unified.tags, group_rows=group_rows
         )
         with contextlib.closing(writer):
-            rows = _sorted_rows(engine, order, unified, keys, group_rows)
+            source, inputs = gathered(engine, unified, order.inputs, order.work / "gathered", group_rows)
+            rows = _sorted_rows(engine, source, inputs, keys, group_rows)
             for batch in distinct(engine, rows, writer) if unified.tags else rows:
                 writer.write(batch)
     outputs = tuple(finished(file) for file in writer.files)
@@ -126,10 +132,14 @@ def _merged(order: MergeOrder, unified: Unified, aside: tuple[tuple[str, str], .
 
 
 def _sorted_rows(
-    engine: duckdb.DuckDBPyConnection, order: MergeOrder, unified: Unified, keys: Sequence[str], group_rows: int
+    engine: duckdb.DuckDBPyConnection,
+    unified: Unified,
+    inputs: Mapping[str, Path],
+    keys: Sequence[str],
+    group_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     def files(paths: Sequence[str]) -> list[str]:
-        return [str(order.inputs[path]) for path in paths]
+        return [str(inputs[path]) for path in paths]
 
     codes = coded_types(engine, unified, files, group_rows)
     names = ", ".join(quoted(name) for name in unified.schema.names)
