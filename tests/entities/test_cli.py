@@ -114,7 +114,7 @@ def test_install_tells_of_rows_that_nobody_has_exported(modak: Call, installed: 
     # As if they had been there before the triggers.
     installed.sql("DELETE FROM change_log")
     assert "rows from before that nobody has exported: modak-worker entities init" in modak("install").output
-    assert "2 rows in 1 base files" in modak("init").stdout
+    assert "2 rows in 1 base file " in modak("init").stdout
     assert "modak-worker entities init" not in modak("install").output
     assert len(installed.read()) == 2
 

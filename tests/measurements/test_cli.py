@@ -100,7 +100,7 @@ def test_with_a_grace_period_inputs_wait_and_are_shown_as_a_job(modak: Modak, fo
     assert modak("measurements", "compact", **grace).exit_code == 0
     assert len(data_files(folder)) == 13
     assert "committed" in modak("measurements", "jobs").stdout
-    assert "1 of 1 jobs moved on" in modak("measurements", "recover").stdout
+    assert "1 of 1 job moved on" in modak("measurements", "recover").stdout
     assert len(data_files(folder)) == 1
 
 
