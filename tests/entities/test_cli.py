@@ -65,7 +65,7 @@ def test_a_store_lives_from_install_to_gc(modak: Call, installed: World) -> None
     every = modak("init")
     assert (every.exit_code, "--replace-delta" in every.stderr) == (1, True), every.output
     new = modak("init", "--replace-delta")
-    assert (new.exit_code, "5 rows in 1 base files" in new.stdout) == (0, True), new.output
+    assert (new.exit_code, "5 rows in 1 base file " in new.stdout) == (0, True), new.output
     installed.put(0, title="newer", qty=70_000)
     for number in (1, 2, 3):
         installed.put(number, title="newer")
