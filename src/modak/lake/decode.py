@@ -104,6 +104,8 @@ def decoded(
     try:
         for batch in batches:
             yield decode(batch, mapped, schema)
+            # Or it would still be here while the next one is fetched.
+            del batch
     except ModakError as error:
         raise _by_column(error, mapped) from None
 

@@ -49,6 +49,8 @@ class ArrowStream:
                     # What goes wrong after the first row comes as an Arrow error, of one kind or the other.
                     raise _while_reading(self._dsn, error) from None
                 yield batch
+                # Or it would still be here while the next one is fetched.
+                del batch
         finally:
             self.close()
 

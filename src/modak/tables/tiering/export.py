@@ -153,6 +153,7 @@ def write_split(split: Split) -> list[DataFile]:
     try:
         for batch in decoded(stream(split.dsn, split.query, snapshot=split.snapshot), split.mapped, schema):
             writer.write(batch)
+            del batch
         reach("export.task_read")
         files = writer.close()
     except BaseException:
