@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,10 +108,18 @@ class Followed:
 
     def streamed(self, folder: Path, *, binary: bool, memory_bytes: int = 1 << 20, after: int = 0) -> list[Piece]:
         feed = self.feed(binary=binary)
+        self._wait_until_free()
         with ReplicationStream(
             feed, self.types(), folder, memory_bytes=memory_bytes, after=after, batch_bytes=100_000
         ) as stream:
             return list(stream.read(self.upto(), 60.0))
+
+    def _wait_until_free(self) -> None:
+        """The server notices the end of a stream a moment after its reader has gone."""
+        deadline = time.monotonic() + 30
+        with connect(self.dsn, autocommit=True) as conn:
+            while usable_slot(conn, self.name).active_pid is not None and time.monotonic() < deadline:
+                time.sleep(0.02)
 
 
 @contextmanager
