@@ -46,6 +46,7 @@ def spark(request: pytest.FixtureRequest, spark_home: Path) -> Iterator[SparkSes
     """The session of the run; `use_catalog` points it at a test's database."""
     from modak.spark import session
 
+    _without_a_jvm()
     yield session.start(Chosen(), spark_home, schemes=schemes(request))
     session.stop()
 
@@ -59,6 +60,7 @@ def gateway(request: pytest.FixtureRequest, spark_home: Path) -> Iterator[Gatewa
     if any(item.get_closest_marker("spark") for item in request.session.items):
         yield gateway_of(request.getfixturevalue("spark"))
         return
+    _without_a_jvm()
     opened = open_gateway(spark_home, Chosen(), schemes(request))
     yield opened
     opened.shut_down()
@@ -68,3 +70,11 @@ def schemes(request: pytest.FixtureRequest) -> frozenset[str]:
     """Object stores that tests of this run have lakes on: the one JVM of the run must know them from the start."""
     wanted = any("s3_lake" in getattr(item, "fixturenames", ()) for item in request.session.items)
     return frozenset({"s3"} if wanted else ())
+
+
+def _without_a_jvm() -> None:
+    """End one that the site of an earlier test has opened for itself: it knows only the stores which that test had."""
+    from modak.spark.gateway import current
+
+    if (found := current()) is not None:
+        found.shut_down()

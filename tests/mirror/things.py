@@ -94,9 +94,12 @@ class Things:
 
     def pump(self, leader: Leader) -> None:
         """Follow the changes until there are none, and let the frontier come to the end of the WAL."""
+        self._pump_until(leader, threading.Event())
+
+    def _pump_until(self, leader: Leader, stop: threading.Event) -> None:
         idle = patch.object(pumping, "IDLE_SECONDS", 0.0)
         with idle, closing(pumping.Pump(self.site, leader.epoch, self.state.table.table_id)) as pump:
-            while pump.turn().changes:
+            while pump.turn().changes and not stop.is_set():
                 pass
 
     @contextmanager
@@ -106,7 +109,7 @@ class Things:
 
         def follow() -> None:
             while not stop.is_set():
-                self.pump(leader)
+                self._pump_until(leader, stop)
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
