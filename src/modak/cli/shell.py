@@ -161,7 +161,7 @@ def run_cancellable(site: Site, work: Callable[[], None]) -> None:
     from pyspark import InheritableThread
 
     group = f"modak-shell-{uuid4().hex}"
-    given_up = threading.Event()
+    given_up, done = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
     def target() -> None:
@@ -171,18 +171,20 @@ def run_cancellable(site: Site, work: Callable[[], None]) -> None:
                 work()
         except BaseException as error:
             failed.append(error)
+        finally:
+            done.set()
 
-    thread: threading.Thread = InheritableThread(target=target, daemon=True)
-    thread.start()
+    InheritableThread(target=target, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.1)
+        # Not by joining the thread: one whose join is interrupted counts as ended in Python 3.11, while it still runs.
+        while not done.wait(0.1):
+            pass
     except KeyboardInterrupt:
         given_up.set()
-        while thread.is_alive():
+        while not done.is_set():
             if "spark" in vars(site):
                 site.spark.sparkContext.cancelJobGroup(group)
-            thread.join(0.2)
+            done.wait(0.2)
         raise
     if failed:
         raise failed[0]
