@@ -22,11 +22,11 @@ pytestmark = pytest.mark.spark
 
 
 class PeakOfWorkers:
-    """The largest memory that any Python worker of Spark had while the block ran, and how many of them worked."""
+    """The largest memory that any Python worker of Spark had while the block ran, and for how long each worked."""
 
     def __enter__(self) -> PeakOfWorkers:
         self.peak = 0
-        self.busy: set[int] = set()
+        self.busy: dict[int, float] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -43,8 +43,9 @@ class PeakOfWorkers:
             for worker in self._workers(me):
                 try:
                     self.peak = max(self.peak, worker.memory_info().rss)
-                    if self._cpu(worker) > before.get(worker.pid, 0.0) + 0.05:
-                        self.busy.add(worker.pid)
+                    worked = self._cpu(worker) - before.get(worker.pid, 0.0)
+                    if worked > 0.05:
+                        self.busy[worker.pid] = worked
                 except psutil.Error:
                     continue
 
@@ -92,6 +93,16 @@ def test_one_partition_is_cut_into_a_task_for_every_core(cores: int) -> None:
 def test_one_partition_uses_several_workers(site: Site, leader: Leader) -> None:
     watched = tier_measured(one_partition(site, "wide", 1_200_000), leader)
     assert len(watched.busy) >= 2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_one_partition_of_five_million_rows_uses_all_cores(site: Site, leader: Leader) -> None:
+    cores = site.spark.sparkContext.defaultParallelism
+    watched = tier_measured(one_partition(site, "wide", 5_000_000), leader)
+    shares = sorted(watched.busy.values(), reverse=True)
+    assert len(shares) >= cores
+    assert shares[cores - 1] > 0.5 * shares[0], shares
 
 
 @pytest.fixture
