@@ -12,6 +12,7 @@ from modak.catalog import capture, pins, spill
 from modak.catalog.journal import Journal
 from modak.catalog.lease import Lease
 from modak.catalog.read import CatalogReader
+from modak.catalog.records import DeltaRange
 from modak.catalog.write import CatalogWriter
 from modak.core import faults
 from modak.core.clock import SystemClock
@@ -168,3 +169,30 @@ def test_a_failure_while_ending_a_half_open_commit_is_made_good_by_asking_again(
         fail_at(point, lambda: journal.landed(op_id))
         assert journal.landed(op_id) is False
         half_open.close()
+
+
+@pytest.mark.parametrize("point", ["delta.retired_early", "catalog.before_commit"])
+def test_corrections_whose_early_removal_fails_stay_until_the_second_try(
+    conn: Conn, catalog: Dsn, table: Built, point: str
+) -> None:
+    capture.install(conn, table.table_id, table.leaves[0])
+    conn.execute(f"INSERT INTO {table.name} VALUES (1, 10, 'a'), (2, 20, 'b')".encode())
+    seen = str(conn.execute("SELECT pg_current_snapshot()::text").fetchone()[0])  # type: ignore[index]
+    writer, rows = CatalogWriter(catalog), DeltaRange(0, 100)
+    journal, op_id = Journal(writer), new_op_id(SystemClock())
+    journal.begin(op_id, table.table_id, "fold", {})
+    journal.phase(op_id, OpPhase.PLANNED, OpPhase.PREPARED)
+
+    def left() -> int:
+        found = conn.execute("SELECT count(*) FROM modak.delta WHERE table_id = %s", (table.table_id,)).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    def retire() -> None:
+        with writer.transaction_retiring(op_id, table.table_id, rows, seen) as tx:
+            tx.retire_delta(table.table_id, rows, seen)
+
+    fail_at(point, retire)
+    assert left() == 2
+    retire()
+    assert left() == 0

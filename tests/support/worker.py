@@ -22,6 +22,7 @@ from modak.core.names import TableName
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
+from modak.tables.fold import plan as fold_plan
 from modak.tables.mirror import chunks
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
@@ -41,6 +42,8 @@ def main() -> None:
     else:
         # Even a small table moves through Spark tasks here: they are to be killed too.
         export.DRIVER_BYTES = 0
+    if arguments.large_folds:
+        fold_plan.DRIVER_ROWS = 0
     # And every chunk of a copy is a commit.
     chunks.TASK_BYTES = chunks.TASKS_PER_COMMIT = 1
     structlog.configure(
@@ -95,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("act", choices=sorted(ACTS))
     parser.add_argument("--register", action="store_true", help="register the table first, out of danger")
     parser.add_argument("--light", action="store_true", help="without a Spark session")
+    parser.add_argument("--large-folds", action="store_true", help="fold few corrections as if they were many")
     parser.add_argument("--kill", metavar="POINT", help="die there by SIGKILL")
     parser.add_argument("--stop", metavar="POINT", help="stop there by SIGSTOP, once")
     return parser.parse_args()

@@ -39,6 +39,15 @@ STRUCK = (
     "tidy.before_delete",
     "tidy.after_delete",
 )
+STRUCK_WHEN_LARGE = (
+    "fold.after_write",
+    "landing.before_prepare",
+    "landing.prepared",
+    "delta.retired_early",
+    "catalog.before_commit",
+    "catalog.after_commit",
+)
+"""From where Spark has written the rows, and the delta is emptied while the commit is prepared."""
 EXPECTED: set[Row] = {row for row in ROWS if row[0] not in (5, 150)} | {(5, 5, "corrected"), (900, 60, "new")}
 
 
@@ -65,7 +74,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_after_a_kill_in_a_fold_the_next_worker_goes_on(corrected: Place, struck: str) -> None:
-    corrected.start("daemon", "--kill", struck).dies()
+    _struck_and_resumed(corrected, struck)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", STRUCK_WHEN_LARGE)
+def test_after_a_kill_in_a_large_fold_the_next_worker_goes_on(corrected: Place, point: str) -> None:
+    _struck_and_resumed(corrected, point, "--large-folds")
+
+
+def _struck_and_resumed(corrected: Place, struck: str, *options: str) -> None:
+    corrected.start("daemon", *options, "--kill", struck).dies()
     assert corrected.truth.everything() == EXPECTED
     after = corrected.start("daemon", "--light")
 

@@ -17,6 +17,7 @@ import psycopg
 from modak.catalog.records import DeltaRange
 from modak.core.axis import TierKey
 from modak.core.errors import Conflict
+from modak.core.faults import reach
 
 Conn = psycopg.Connection[Any]
 
@@ -125,6 +126,7 @@ class Retiring:
     def removed(self) -> int | None:
         """Wait for the end: how many tuples are gone if this transaction commits; None when it has removed nothing."""
         self._thread.join()
+        reach("delta.retired_early")
         with suppress(psycopg.Error):
             if self._removed is not None and self._alone():
                 return self._removed
