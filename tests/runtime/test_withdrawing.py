@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from modak.catalog import publications
+from modak.catalog.vitals import read_vitals
 from modak.cli.main import app
 from modak.core import faults
 from modak.core.errors import ModakError
@@ -54,6 +55,20 @@ def test_it_leaves_the_catalog_and_its_files_stay(published: tuple[Events, Leade
     assert not foreign.catalog.table_exists(TABLE)
     assert metadata_of(location) == files
     assert withdraw_all(events.site) == 0
+
+
+def test_what_waits_is_measured(published: tuple[Events, Leader]) -> None:
+    events, leader = published
+    events.tier(leader)
+    publish(events.site, events.name)
+    unregister(events.site, events.name)
+    with events.site.connect() as conn:
+        (row,) = read_vitals(conn).withdrawals
+    assert row["waiting"] == 1
+    assert row["oldest"] > 0
+    withdraw_all(events.site)
+    with events.site.connect() as conn:
+        assert read_vitals(conn).withdrawals == [{"waiting": 0, "oldest": 0.0}]
 
 
 def test_it_leaves_though_its_lake_went_first(published: tuple[Events, Leader], foreign: Foreign) -> None:

@@ -49,6 +49,10 @@ _SLOTS: LiteralString = """
     WHERE r.database = current_database() AND starts_with(r.slot_name::text, 'modak')
         AND NOT r.temporary AND NOT pg_is_in_recovery()
 """
+_WITHDRAWALS: LiteralString = """
+    SELECT count(*) AS waiting, coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)), 0)::float8 AS oldest
+    FROM modak.withdrawals
+"""
 _TAIL: LiteralString = """
     SELECT o.op_id, o.kind, o.phase, o.started_at, o.error, o.counters,
         extract(epoch FROM o.finished_at - o.started_at)::float8 AS seconds,
@@ -69,6 +73,8 @@ class Vitals:
 
     tables: list[Row]
     slots: list[Row]
+    withdrawals: list[Row] = field(default_factory=list)
+    """How many unregistered tables still stand in foreign catalogs, and for how long: one row."""
 
 
 @dataclass
@@ -110,8 +116,8 @@ def begin_tail(conn: Conn) -> JournalTail:
 
 
 def read_vitals(conn: Conn) -> Vitals:
-    """Look at every table and every slot of ours."""
-    return Vitals(_rows(conn, _TABLES), _rows(conn, _SLOTS))
+    """Look at every table, every slot of ours, and what must still leave a foreign catalog."""
+    return Vitals(_rows(conn, _TABLES), _rows(conn, _SLOTS), _rows(conn, _WITHDRAWALS))
 
 
 def _rows(conn: Conn, query: LiteralString, params: Row | None = None) -> list[Row]:

@@ -228,6 +228,13 @@ def _tables(seen: Vitals) -> Iterator[Metric]:
         "slot",
         ((s["slot"], s["retained"]) for s in seen.slots),
     )
+    for row in seen.withdrawals:
+        yield _gauge(
+            "modak_withdrawals_waiting",
+            "Unregistered tables that must still leave a foreign catalog.",
+            float(row["waiting"]),
+        )
+        yield _gauge("modak_withdrawals_oldest_seconds", "Age of the oldest of them.", row["oldest"])
 
 
 def _family(name: str, text: str, label: str, values: Iterable[tuple[str, Any]]) -> GaugeMetricFamily:
