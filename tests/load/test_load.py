@@ -259,7 +259,7 @@ def test_defaults_generated_columns_and_checks_hold_for_large_cold_batches(
 def test_cold_rows_wait_in_memory_only_while_they_are_few_and_may_be_staged(
     api: Api, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modak.tables.load.run.KEPT_BYTES", 10_000)
+    monkeypatch.setattr("modak.tables.load.cold.KEPT_BYTES", 10_000)
     wide = api.post(_lines(*_cold(3, body="x" * 4_000)), "wide").json()
     assert (wide["state"], wide["spooled_rows"]) == ("staged", 3), "few rows, many bytes"
     events.sql("ALTER TABLE public.events ADD CHECK (body <> 'forbidden')")
@@ -267,7 +267,7 @@ def test_cold_rows_wait_in_memory_only_while_they_are_few_and_may_be_staged(
     def never(*_: object) -> None:
         raise AssertionError("kept")
 
-    monkeypatch.setattr("modak.tables.load.run._Cold.take", never)
+    monkeypatch.setattr("modak.tables.load.cold.Cold.take", never)
     assert api.post(_lines(*_cold(20, start=5000)), "checked").json()["delta_rows"] == 20
 
 

@@ -16,7 +16,8 @@ from psycopg import sql
 
 from modak.catalog.records import NewPartition, PartitionRecord, TableRecord
 from modak.catalog.records import TableState as CatalogState
-from modak.catalog.write import CatalogWriter, StepTransaction
+from modak.catalog.steps import StepTransaction
+from modak.catalog.write import CatalogWriter
 from modak.core.errors import Refused
 from modak.core.faults import reach
 from modak.core.names import TableName

@@ -29,8 +29,8 @@ from modak.postgres.model import PgTable
 from modak.tables.ingest.plan import SHOWN, room_of
 from modak.tables.ingest.rows import Fault, Intake, axis_of, parsed, text_columns
 from modak.tables.ingest.run import shaped
+from modak.tables.load.cold import Cold, NotHere
 from modak.tables.load.route import COLD, NOWHERE, Routes, routes_of
-from modak.tables.load.stage import Staged, Staging
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ log = structlog.get_logger()
 
 MOST_STAGED = 1_000
 """Labels that may wait for their adoption before loads of a table are put off."""
-
-KEPT_BYTES = 16 << 20
-"""Cold rows of so many bytes are staged, few as they may be: until then they wait in memory."""
 
 _PIECE = 1 << 20
 _CHECKS: LiteralString = "SELECT EXISTS (SELECT FROM pg_constraint WHERE conrelid = %s AND contype = 'c')"
@@ -132,10 +129,6 @@ class _Tally:
     seen: set[str] = field(default_factory=set)
 
 
-class _NotHere(Exception):
-    """Cold rows of this batch need what only Postgres can give them."""
-
-
 class _Load:
     """One batch on its way."""
 
@@ -156,7 +149,7 @@ class _Load:
     def run(self) -> LoadResult:
         try:
             return self._try(may_stage=self._stageable)
-        except _NotHere:
+        except NotHere:
             return self._try(may_stage=False)
 
     def _try(self, *, may_stage: bool) -> LoadResult:
@@ -168,13 +161,13 @@ class _Load:
             if known is not None and known.state in ("committed", "staged"):
                 return LoadResult.of(known)
             intake = self._intake()
-            cold = _Cold(self, intake, may_stage)
+            cold = Cold(self, intake, may_stage)
             tally = _Tally()
             try:
                 done = self._take_in(conn, intake, cold, tally)
                 reach("load.before_commit")
                 conn.commit()
-            except (ModakError, psycopg.Error, _NotHere):
+            except (ModakError, psycopg.Error, NotHere):
                 cold.discard()
                 raise
         reach("load.committed")
@@ -201,7 +194,7 @@ class _Load:
         lake, shape = shaped(self._site, self._site.writer(None), self._state, self._heap, evolving=False)
         if len(shape.columns) != len(self._given):
             # A column that the lake does not have yet: the leader brings it there first.
-            raise _NotHere
+            raise NotHere
         return lake, Intake(shape, room_of(self._state), documents)
 
     @property
@@ -224,7 +217,7 @@ class _Load:
     def defaulted(self) -> frozenset[str]:
         return self._defaulted
 
-    def _take_in(self, conn: psycopg.Connection[Any], intake: Intake, cold: _Cold, tally: _Tally) -> LoadResult:
+    def _take_in(self, conn: psycopg.Connection[Any], intake: Intake, cold: Cold, tally: _Tally) -> LoadResult:
         request = self._request
         columns = [column.name for column in self._given]
         # Everything is looked at before Postgres sees a row: a refusal leaves no half COPY behind.
@@ -278,7 +271,7 @@ class _Load:
         assert row is not None
         return int(row[0]), int(row[1])
 
-    def _routed(self, intake: Intake, cold: _Cold, tally: _Tally) -> Iterator[pa.RecordBatch]:
+    def _routed(self, intake: Intake, cold: Cold, tally: _Tally) -> Iterator[pa.RecordBatch]:
         """The texts of the rows for Postgres; cold ones go aside."""
         import numpy as np
         import pyarrow as pa
@@ -319,70 +312,6 @@ class _Load:
             (int(numbers[at]), self._routes.why_not(int(axis[at])) if valued[at] else f"column {name} is NULL")
             for at in lost
         ]
-
-
-class _Cold:
-    """The cold rows of a batch: kept until they are too many for the delta, then staged."""
-
-    def __init__(self, load: _Load, intake: Intake, may_stage: bool) -> None:
-        self._load = load
-        self._intake = intake
-        self.may_stage = may_stage
-        self._kept: list[tuple[pa.RecordBatch, pa.RecordBatch]] = []
-        self._rows = 0
-        self._bytes = 0
-        self._staging: Staging | None = None
-        self._staged_intake: Intake | None = None
-
-    @property
-    def stage_id(self) -> str | None:
-        """The stage that the rows went to."""
-        return None if self._staging is None else self._staging.stage.stage_id
-
-    def take(self, texts: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-        """Some more cold rows, as texts and in the lake's types."""
-        self._rows += len(rows)
-        if self._staging is None:
-            self._kept.append((texts, rows))
-            self._bytes += texts.nbytes + rows.nbytes
-            if self._rows < self._load.threshold and self._bytes < KEPT_BYTES:
-                return
-            lake, self._staged_intake = self._load.lake_intake(self._intake.documents)
-            self._staging = Staging(self._load.site, self._load.state, lake, self._staged_intake, self._load.label)
-            waiting, self._kept = self._kept, []
-            for _, earlier in waiting:
-                self._stage(earlier)
-            return
-        self._stage(rows)
-
-    def close(self) -> Staged | None:
-        """Finish what was staged."""
-        return None if self._staging is None else self._staging.close()
-
-    def leftover(self) -> Iterator[pa.RecordBatch]:
-        """Texts of cold rows that were few enough for the delta."""
-        for texts, _ in self._kept:
-            yield texts
-
-    def discard(self) -> None:
-        """Take away what was staged."""
-        if self._staging is not None:
-            self._staging.discard()
-
-    def _stage(self, rows: pa.RecordBatch) -> None:
-        import pyarrow as pa
-
-        assert self._staging is not None
-        assert self._staged_intake is not None
-        for column, values in zip(self._intake.shape.columns, rows.columns, strict=True):
-            if values.null_count and (column.required or column.name in self._load.defaulted):
-                # Defaults, and the refusal of a NULL with its reason, are Postgres' own business.
-                raise _NotHere
-        named = {column.name: values for column, values in zip(self._intake.shape.columns, rows.columns, strict=True)}
-        columns = self._staged_intake.shape.columns
-        self._staging.write(
-            pa.RecordBatch.from_arrays([named[one.name] for one in columns], names=[one.name for one in columns])
-        )
 
 
 def _csv(texts: pa.RecordBatch, columns: list[str]) -> bytes:
