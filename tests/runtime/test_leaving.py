@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from modak.core.errors import ModakError, NotLeader
 from modak.postgres.connect import connect
@@ -169,3 +170,13 @@ def test_a_table_whose_maintenance_cannot_run_waits_alone(site: Site, monkeypatc
         assert told["again_in_seconds"] > maintaining.FIRST_WAIT_SECONDS
     working.forget()
     assert working.shown()["failing"] == []
+
+
+def test_a_lead_that_has_run_out_is_told_also_when_work_sees_it_before_the_renewal(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Leader, "_renew", lambda _leader: None)
+    with capture_logs() as told, Leader.campaign(site, 5) as leader:
+        until(lambda: leader.lost)
+        leader.leave_within(1)
+    assert [each["epoch"] for each in told if each["event"] == "leader.lost"] == [leader.epoch.number]

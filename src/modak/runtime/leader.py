@@ -123,6 +123,9 @@ class Leader:
     def _let_go(self) -> None:
         with self._turn:
             gone = self.lost
+            if self._lease.epoch is None and not self._lost.is_set():
+                # Work has seen by the clock that it is over before the renewal could.
+                log.warning("leader.lost", epoch=self.epoch.number)
             self._lost.set()
             try:
                 if gone:
