@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import logging
@@ -27,6 +28,7 @@ KERNELS = (
     "modak.tables.fold.write",
     "modak.lake.iceberg.locate",
 )
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def load_kernels() -> None:
@@ -40,6 +42,15 @@ def keep_archives() -> None:
     """Trust what is known of the archives on the path; Spark has every one of its packages read again for each task."""
     # They do not change while a worker lives, and listing pyspark.zip sixteen times costs a tenth of a second.
     zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
+
+
+def reuse_memory() -> None:
+    """Keep what one batch has freed for the next; else every page of every batch is asked of the system again."""
+    # Only glibc has these knobs, and the second one goes no further than this.
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
 
 
 def quieten() -> None:
@@ -56,6 +67,7 @@ def main() -> None:
     """Load, then serve forks until Spark closes the pipe."""
     from pyspark import daemon
 
+    reuse_memory()
     load_kernels()
     keep_archives()
     quieten()
