@@ -112,7 +112,9 @@ class Followed:
         with ReplicationStream(
             feed, self.types(), folder, memory_bytes=memory_bytes, after=after, batch_bytes=100_000
         ) as stream:
-            return list(stream.read(self.upto(), 60.0))
+            pieces = list(stream.read(self.upto(), 60.0))
+        self._wait_until_free()
+        return pieces
 
     def _wait_until_free(self) -> None:
         """The server notices the end of a stream a moment after its reader has gone."""
