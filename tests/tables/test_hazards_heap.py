@@ -13,9 +13,12 @@ from modak.core.names import TableName
 from modak.postgres.connect import connect
 from modak.runtime.leader import Leader
 from modak.storage.uri import local_path
+from modak.tables.observe import observe
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
+from modak.tables.tiering.plan import plan_reclaim
+from modak.tables.tiering.reclaim import Reclaimed, reclaim
 from tests.support.sample import sample
 from tests.tables.events import Events
 
@@ -166,6 +169,50 @@ def test_only_the_very_table_that_was_exported_is_dropped(events: Events, leader
     events.tier(leader)
     assert events.sql("SELECT * FROM public.events_0") == [("precious",)]
     assert events.everything() == ROWS
+
+
+def test_a_partition_that_was_attached_again_with_other_bounds_is_kept_and_named(
+    events: Events, leader: Leader
+) -> None:
+    events.register()
+    (pin,) = events.sql("SELECT pin_id FROM modak_read_begin('public.events')")
+    events.tier(leader)
+    events.sql(f"SELECT modak_read_end({pin[0]})")
+
+    def attach(upper: int) -> None:
+        events.sql("ALTER TABLE public.events DETACH PARTITION public.events_100")
+        events.sql(f"ALTER TABLE public.events ATTACH PARTITION public.events_100 FOR VALUES FROM (100) TO ({upper})")
+
+    events.sql("ALTER TABLE public.events DETACH PARTITION public.events_200")
+    events.sql("INSERT INTO public.events_200 VALUES (299, 299, 'aside')")
+    attach(250)
+    events.sql("INSERT INTO public.events VALUES (1000, 240, 'beyond the cut-line')")
+    for _ in range(2):
+        report = events.tier(leader)
+        assert "events_100" not in report.dropped
+        assert "grid.rebound" in {finding.code for finding in report.findings}
+    assert (1000, 240, "beyond the cut-line") in events.sql("SELECT * FROM public.events")
+
+    events.sql("DELETE FROM public.events WHERE id = 1000")
+    attach(200)
+    events.sql("ALTER TABLE public.events ATTACH PARTITION public.events_200 FOR VALUES FROM (200) TO (300)")
+    assert events.tier(leader).dropped == ("events_100",)
+
+
+def test_bounds_that_change_after_the_plan_keep_a_partition_too(events: Events, leader: Leader) -> None:
+    events.register()
+    (pin,) = events.sql("SELECT pin_id FROM modak_read_begin('public.events')")
+    events.tier(leader)
+    events.sql(f"SELECT modak_read_end({pin[0]})")
+    with connect(events.site.dsn, autocommit=True) as conn:
+        observed = observe(events.site, conn, events.name)
+        plan = plan_reclaim(observed.state, 0)
+        assert [partition.name for partition in plan.drop] == ["events_0", "events_100"]
+        events.sql("ALTER TABLE public.events DETACH PARTITION public.events_200")
+        events.sql("ALTER TABLE public.events DETACH PARTITION public.events_100")
+        events.sql("ALTER TABLE public.events ATTACH PARTITION public.events_100 FOR VALUES FROM (100) TO (250)")
+        assert reclaim(events.site, conn, leader.epoch, observed, plan) == Reclaimed(("events_0",))
+    assert events.sql("SELECT count(*) FROM public.events_100") == [(100,)]
 
 
 def test_a_partition_that_was_renamed_is_dropped_under_its_new_name(events: Events, leader: Leader) -> None:

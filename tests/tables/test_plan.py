@@ -103,6 +103,16 @@ def test_keep_heap_never_drops():
     assert plan_reclaim(state, 0).drop == ()
 
 
+def test_a_tiered_partition_with_other_bounds_than_then_stays_and_is_named():
+    was = part(0, 100, PartitionState.TIERED)
+    state = grid((100, 200), high_water=900)
+    moved = replace(state, cut_line=100, partitions=(replace(was, journaled=(0, 50)), *state.partitions))
+    assert plan_reclaim(moved, reclaim_lag=0).drop == ()
+    assert [f.code for f in survey(moved)] == ["grid.rebound"]
+    same = replace(moved, partitions=(replace(was, journaled=(0, 100)), *state.partitions))
+    assert [p.name for p in plan_reclaim(same, reclaim_lag=0).drop] == ["p_0"]
+
+
 def test_the_reclaim_lag_is_measured_from_the_high_water_mark():
     state = grid(*THREE, cut_line=200, high_water=250, states=(PartitionState.TIERED, PartitionState.TIERED))
     assert [p.name for p in plan_reclaim(state, 100).drop] == ["p_0"]

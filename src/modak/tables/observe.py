@@ -151,6 +151,7 @@ def _partition(conn: Conn, leaf: Leaf, part: PartitionRecord | None) -> Partitio
         rows=round(max(leaf.rows_estimate, 0)),
         is_default=leaf.is_default,
         has_rows=leaf.is_default and holds_rows(conn, leaf),
+        journaled=(part.lower, part.upper) if part is not None and part.state is not PartitionState.HOT else None,
     )
 
 

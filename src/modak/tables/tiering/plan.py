@@ -34,6 +34,13 @@ class Partition:
     is_default: bool = False
     has_rows: bool = False
     attached: bool = True
+    journaled: tuple[TierKey | None, TierKey | None] | None = None
+    """The bounds that it had when it was sealed; nothing while it is hot."""
+
+    @property
+    def rebound(self) -> bool:
+        """Whether somebody has attached it again with other bounds since it was sealed."""
+        return self.journaled is not None and self.journaled != (self.lower, self.upper)
 
     @property
     def bounded(self) -> bool:
@@ -133,6 +140,8 @@ def plan_reclaim(state: TableState, reclaim_lag: int) -> ReclaimPlan:
             continue
         if state.keep_heap:
             kept.append((partition, "the table keeps its heap"))
+        elif partition.rebound:
+            kept.append((partition, "its bounds are no longer those with which it was tiered"))
         elif not _aged(partition, state.high_water, reclaim_lag):
             kept.append((partition, "the reclaim lag has not passed"))
         elif any(pinned < partition.upper for pinned in state.pinned_cut_lines):
@@ -166,6 +175,15 @@ def _survey(state: TableState) -> Iterator[Finding]:
             yield Finding(
                 "grid.maxvalue",
                 f"Partition {quote(partition.name)} ends at MAXVALUE: it is not tiered, and premake has nothing to do.",
+                partition.name,
+            )
+        elif partition.rebound and partition.journaled is not None:
+            low, high = ("" if end is None else state.axis.literal(end) for end in partition.journaled)
+            yield Finding(
+                "grid.rebound",
+                f"Partition {quote(partition.name)} was tiered as '{low}' to '{high}' and then attached with other"
+                " bounds: it stays in the heap, with whatever else was written to it. Move other rows out and attach"
+                " it as it was.",
                 partition.name,
             )
         elif partition.upper <= state.cut_line and partition.state not in _IN_LAKE:

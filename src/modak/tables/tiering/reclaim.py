@@ -1,10 +1,10 @@
 """The heap copy goes: DETACH CONCURRENTLY → DROP → the spill takes over the range.
 
-A leaf is dropped by OID, and only if under the lock it is the very file that was exported and its capture trigger has
-watched it ever since. The drop and the step to `dropped` are one Postgres transaction. Every lock is asked for in
-milliseconds; what is busy waits for the next cycle. Nothing is begun while a long transaction is in the way: between
-detach and drop the rows of a leaf can be corrected in neither place. A leaf that was not watched without a break is
-exported again instead.
+A leaf is dropped by OID, and only if it has the bounds with which it was tiered, is the very file that was exported,
+looked at under the lock, and its capture trigger has watched it ever since. The drop and the step to `dropped` are one
+Postgres transaction. Every lock is asked for in milliseconds; what is busy waits for the next cycle. Nothing is begun
+while a long transaction is in the way: between detach and drop the rows of a leaf can be corrected in neither place. A
+leaf that was not watched without a break is exported again instead.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.core.states import PartitionState
 from modak.postgres import ddl
+from modak.postgres.describe import describe
 from modak.tables.observe import Observed
 from modak.tables.site import Site
 from modak.tables.tiering.plan import ReclaimPlan
@@ -68,6 +69,9 @@ def reclaim(
                 break
             if _unwatched(conn, observed, part):
                 return Reclaimed(tuple(dropped), (part.name,))
+            if _rebound(conn, observed, part):
+                _defer(observed, part, "its bounds are no longer those with which it was tiered")
+                break
             holder = _in_the_way(site, conn, observed, part)
             if holder is not None:
                 _defer(observed, part, f"process {holder} has a long transaction open on it or on what it refers to")
@@ -98,6 +102,14 @@ def _unwatched(conn: psycopg.Connection[Any], observed: Observed, part: Partitio
     why = watch.broken or "the partition was rewritten"
     log.warning("reclaim.unwatched", table=str(observed.record.name), partition=part.name, because=why)
     return True
+
+
+def _rebound(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
+    """Whether the leaf was attached with other bounds, through which rows have come that the lake need not have."""
+    heap = describe(conn, observed.record.name, observed.record.tier_key)
+    return any(
+        leaf.oid == part.leaf_oid and (leaf.lower, leaf.upper) != (part.lower, part.upper) for leaf in heap.leaves
+    )
 
 
 def _in_the_way(site: Site, conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> int | None:
