@@ -151,7 +151,8 @@ COLUMNS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
     "a_bx": ("box[]", st.sampled_from([[], ["(1,1),(0,0)"]])),
 }
 
-ROWS = st.lists(st.tuples(*(st.one_of(st.none(), values) for _, values in COLUMNS.values())), min_size=1, max_size=12)
+ROW = st.tuples(*(st.one_of(st.none(), values) for _, values in COLUMNS.values()))
+ROWS = st.lists(ROW, min_size=1, max_size=12)
 
 
 def create_sql(table: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from modak.lake.decode import arrow_schema
 from modak.lake.iceberg.files import FileWriter
@@ -18,6 +21,7 @@ from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from tests.lake.every_type import (
     COLUMNS,
+    ROW,
     TYPES_SQL,
     create_sql,
     insert,
@@ -48,6 +52,8 @@ _ODD: dict[str, Sequence[Any]] = {
     "t": ["", "x" * 100_000, "naïve ☃ 𝄞"],
     "v": ["", "é"],
     "c": ["ab", ""],
+    "nm": ["", "one name", "n" * 63],
+    "ch": ["a", ""],
     "by": ["\\x", "\\x00ff"],
     "u": ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
     "d": ["infinity", "-infinity", "0044-03-15 BC", "1582-10-10"],
@@ -59,40 +65,92 @@ _ODD: dict[str, Sequence[Any]] = {
     "j": ['{"a" : [1, null]}', "null"],
     "jb": ['{"a": [1, null]}', '"é"'],
     "e": ['it\'s, "ok"', "sad"],
+    "rg": ["[1,5)", "empty", "(,3]"],
+    "mr": ["{[1,3),[5,7)}", "{}"],
+    "cp": ['(1,"a b")', "(,)"],
+    "ip": ["10.0.0.1", "::1/64"],
+    "ci": ["10.0.0.0/8", "::/0"],
+    "mac": ["08:00:2b:01:02:03"],
+    "bt": ["101", "000"],
+    "vb": ["", "10111"],
+    "m": ["-92233720368547758.08", "12.34"],
+    "o": ["0", "4294967295"],
+    "lsn": ["0/0", "FFFFFFFF/FFFFFFFF"],
+    "pt": ["(1.5,-2)", "(NaN,-Infinity)"],
+    "tv": ["'a':1 'b'", ""],
+    "dm": ["99999.999", "0"],
     "a_b": [["t", None], []],
+    "a_i2": [["-32768", None, "32767"], []],
     "a_i4": [["1", None, "-2147483648"], []],
     "a_f8": [["NaN", "-0"]],
     "a_n": [["1.50", None]],
+    "a_nf": [["9" * 20 + "." + "9" * 18, None, "-0.5"], []],
     "a_t": [["", None, "NULL", "a,b", '"'], []],
+    "a_c": [["ab", None, "", "abcd"], []],
     "a_by": [["\\x00"]],
     "a_u": [["ffffffff-ffff-ffff-ffff-ffffffffffff", None]],
     "a_d": [["0044-03-15 BC", "infinity"]],
     "a_ts": [["infinity", "0044-03-15 12:00:00 BC"]],
     "a_tz": [["-infinity", None]],
+    "a_tm": [["24:00:00", None, "12:00:00.000001"], []],
+    "a_jb": [['{"a": [1, null]}', None, "null"], []],
+    "a_e": [['it\'s, "ok"', None, "sad"], []],
+    "a_ip": [["10.1.1.1/8", None, "::1"], []],
+    "a_bx": [["(1,1),(0,0)", None, "(2,2),(-1,-1)"], []],
 }
+
+# Each example costs a table and three readers, so there are few, each of many rows.
+_FEW = settings(
+    max_examples=5,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def _rows() -> list[tuple[Any, ...]]:
     longest = max(len(values) for values in _ODD.values())
-    rows = [tuple([*_ODD.get(name, []), *[None] * longest][at] for name in COLUMNS) for at in range(longest)]
+    rows = [tuple([*_ODD[name], *[None] * longest][at] for name in COLUMNS) for at in range(longest)]
     return [*rows, tuple(None for _ in COLUMNS)]
 
 
 @pytest.fixture(scope="module")
-def heap(database: Dsn) -> tuple[list[Any], pa.Table]:
-    with connect(database, autocommit=True) as conn:
-        conn.execute(TYPES_SQL)
-        conn.execute(create_sql("every"))
-        insert(conn, "every", _rows())
-        mapped = mapped_columns(conn, "every")
-    return mapped, read_heap(database, "every", mapped)
+def conn(database: Dsn) -> Iterator[Any]:
+    with connect(database, autocommit=True) as opened:
+        opened.execute(TYPES_SQL)
+        opened.execute(create_sql("every"))
+        yield opened
+
+
+def test_every_column_has_odd_values() -> None:
+    assert set(_ODD) == set(COLUMNS)
 
 
 def test_every_type_reads_the_same_in_all_engines(
-    heap: tuple[list[Any], pa.Table], spark: Any, gateway: Any, warehouse: str
+    conn: Any, database: Dsn, spark: Any, gateway: Any, warehouse: str
 ) -> None:
-    mapped, rows = heap
-    lake = Lakehouse(Java(gateway), warehouse, lake_columns(mapped), Layout())
+    _check_all_engines(_rows(), conn, database, spark, gateway, warehouse)
+
+
+@pytest.mark.full
+@_FEW
+@given(rows=st.lists(ROW, min_size=12, max_size=12))
+def test_any_rows_read_the_same_in_all_engines(
+    rows: list[tuple[Any, ...]], conn: Any, database: Dsn, spark: Any, gateway: Any, warehouse: str
+) -> None:
+    _check_all_engines(rows, conn, database, spark, gateway, f"{warehouse}/{secrets.token_hex(4)}")
+
+
+def _check_all_engines(
+    given_rows: Sequence[tuple[Any, ...]], conn: Any, database: Dsn, spark: Any, gateway: Any, folder: str
+) -> None:
+    """From the heap into a table of the lake, and out of it by each engine."""
+    conn.execute("TRUNCATE every")
+    insert(conn, "every", given_rows)
+    mapped = mapped_columns(conn, "every")
+    rows = read_heap(database, "every", mapped)
+    assert rows.num_rows == len(given_rows)
+    lake = Lakehouse(Java(gateway), folder, lake_columns(mapped), Layout())
     columns = lake.columns
     with FileWriter(f"{lake.location}/data/op", columns, Layout(), task="0") as writer:
         for batch in rows.to_batches():
