@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from modak import config
 from modak.core import faults
@@ -23,6 +24,7 @@ from modak.tables.site import Site
 from tests.support.proxy import FaultProxy
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
+from tests.tables.invariants import Invariants
 
 pytestmark = pytest.mark.spark
 
@@ -214,6 +216,31 @@ def test_connections_that_break_in_mid_run(proxied: tuple[Events, FaultProxy], p
     assert events.sql("SELECT count(*) FROM public.events WHERE ts < 200") == [(0,)]
     assert events.snapshots() == 1
     assert events.site.reader.unfinished_ops() == ()
+
+
+def test_a_pass_whose_commit_is_not_acknowledged_finds_that_it_landed(
+    proxied: tuple[Events, FaultProxy], fresh_database: Dsn, warehouse: str
+) -> None:
+    events, proxy = proxied
+    events.register()
+    with Leader.campaign(events.site, 5) as leader:
+
+        def swallow(reached: str) -> None:
+            if reached == "catalog.before_commit" and not proxy.swallowed.is_set():
+                proxy.swallow_answers_after(b"COMMIT")
+
+        faults.watch(swallow)
+        with capture_logs() as logged:
+            report = events.tier(leader)
+        faults.watch(None)
+        assert proxy.swallowed.is_set()
+        assert (report.rows, report.dropped) == (200, ("events_0", "events_100"))
+        assert not events.tier(leader).changed
+    told = [entry["event"] for entry in logged]
+    assert told.count("commit.acknowledgement_lost") == told.count("commit.landed_unacknowledged") == 1
+    assert not {"lake.commit_again", "tiering.again"} & set(told)
+    assert events.snapshots() == 1
+    Invariants(fresh_database, warehouse).check(ROWS)
 
 
 @dataclass
