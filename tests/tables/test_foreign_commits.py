@@ -15,6 +15,7 @@ from modak.core.faults import Fault, InjectedFault
 from modak.runtime.leader import Leader
 from modak.tables import landing
 from modak.tables.foreign import accept
+from modak.tables.repair import repair
 from modak.tables.site import Site
 from modak.tables.status import collect
 from tests.tables.events import Events
@@ -81,6 +82,30 @@ def test_a_foreign_compaction_in_mid_flow_loses_nothing(
     assert len(again) == (0 if point == "landing.committed" else 1)
     assert truth.everything() == ROWS
     assert grown.everything() == ROWS
+    truth.check_journal()
+    truth.check_partitions()
+    assert strays(truth) == set()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("point", "landed"), [("landing.prepared", False), ("catalog.after_commit", True)])
+def test_a_foreign_compaction_between_a_crash_and_the_restart_loses_nothing(
+    grown: Events, leader: Leader, truth: Invariants, point: str, landed: bool
+) -> None:
+    faults.arm(Fault(point))
+    with pytest.raises(InjectedFault):
+        grown.tier(leader)
+    faults.arm(None)
+    assert truth.state.cutline.t == (300 if landed else 200)
+    rewrite(grown.site)
+    repair(grown.site, leader.epoch)
+    assert truth.everything() == ROWS
+    while grown.tier(leader).changed:
+        pass
+    assert truth.state.cutline.t == 300
+    assert truth.everything() == ROWS
+    assert grown.everything() == ROWS
+    assert len(truth.lake_rows()) == 251
     truth.check_journal()
     truth.check_partitions()
     assert strays(truth) == set()
