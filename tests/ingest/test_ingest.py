@@ -104,6 +104,18 @@ def test_the_same_input_again_changes_nothing(site: Site, cold: Events, tmp_path
     assert (cold.snapshots(), cold.cold()) == (before, rows)
 
 
+def test_an_earlier_standard_input_again_changes_nothing(site: Site, cold: Events) -> None:
+    first, second = b'{"id": 5, "ts": 5, "body": "first"}\n', b'{"id": 5, "ts": 5, "body": "second"}\n'
+    for body in (first, second):
+        assert _take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).rows == 1
+    before = cold.snapshots()
+    for body in (first, second):
+        report = _take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body))
+        assert (len(report.plan.known), report.rows) == (1, 0)
+    assert cold.snapshots() == before
+    assert (5, 5, "second") in _lake(cold)
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [

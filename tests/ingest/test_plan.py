@@ -25,8 +25,8 @@ def _facts(name: str = "a", lower: int | None = 200, upper: int | None = 300, **
     return Facts(source, more.pop("rows", 5), lower=lower, upper=upper, one_partition=more.pop("one", True), **more)
 
 
-def _plan(*facts: Facts, known: dict[str, str] | None = None, rewrite: bool = False) -> IngestPlan:
-    return plan_ingest(TABLE, ROOM, facts, known or {}, rewrite=rewrite)
+def _plan(*facts: Facts, known: set[tuple[str, str]] | None = None, rewrite: bool = False) -> IngestPlan:
+    return plan_ingest(TABLE, ROOM, facts, known or set(), rewrite=rewrite)
 
 
 def test_a_file_that_proves_everything_is_adopted() -> None:
@@ -65,8 +65,8 @@ def test_json_lines_are_always_written() -> None:
 
 
 def test_the_same_version_is_known_and_another_is_not() -> None:
-    assert len(_plan(_facts(), known={"file:///a": "v1"}).known) == 1
-    assert len(_plan(_facts(), known={"file:///a": "v0"}).adopt) == 1
+    assert len(_plan(_facts(), known={("file:///a", "v1"), ("file:///a", "v2")}).known) == 1
+    assert len(_plan(_facts(), known={("file:///a", "v0")}).adopt) == 1
 
 
 def test_an_empty_file_brings_nothing() -> None:

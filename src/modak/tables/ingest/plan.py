@@ -7,7 +7,7 @@ whole file lies in one lake partition. One refusal refuses the whole input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from modak.catalog.records import TableState
@@ -107,18 +107,18 @@ def plan_ingest(
     table: TableName,
     room: Room,
     facts: Sequence[Facts],
-    known: Mapping[str, str],
+    known: Set[tuple[str, str]],
     *,
     rewrite: bool,
 ) -> IngestPlan:
-    """Decide about every source; `known` maps the sources that are in the lake to their versions."""
+    """Decide about every source; `known` has the sources that are in the lake, with their versions."""
     adopt: list[Facts] = []
     anew: list[Facts] = []
     there: list[Source] = []
     refusals: list[Refusal] = []
     why: dict[str, str] = {}
     for one in facts:
-        if known.get(one.source.uri if one.source.shown != "-" else "-") == one.source.version:
+        if (one.source.uri if one.source.shown != "-" else "-", one.source.version) in known:
             there.append(one.source)
             continue
         wrong = [*one.misfits]

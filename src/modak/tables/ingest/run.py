@@ -175,9 +175,10 @@ def _refuse_own(state: TableState, sources: Sequence[Source]) -> None:
         raise UsageError("usage.ingest", f"{own.shown} belongs to the lake of {state.table.name} itself.")
 
 
-def _known(site: Site, state: TableState) -> dict[str, str]:
+def _known(site: Site, state: TableState) -> set[tuple[str, str]]:
+    """Sources with their versions: one source may have come in several of them, as standard input does."""
     with site.connect(autocommit=True) as conn:
-        return dict(conn.execute(_KNOWN, (state.table.table_id,)).fetchall())
+        return {(source, version) for source, version in conn.execute(_KNOWN, (state.table.table_id,))}
 
 
 def _refuse(refusals: Sequence[Refusal]) -> None:
