@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,26 @@ def test_a_poisoned_label_fails_alone_and_its_files_go_after_the_grace(
     adopt_all(site, leader)
     assert _staged_files(site) == []
     assert api.post(_lines(*_cold(12, start=3000)), "poisoned").json()["replay"] is False
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda keys: keys[:-1], lambda keys: keys[:-74] + b"\xff" * 64 + keys[-10:]],
+    ids=["cut short", "footer overwritten"],
+)
+def test_a_label_whose_keys_are_damaged_fails_alone(
+    api: Api, site: Site, leader: Leader, events: Events, damage: Callable[[bytes], bytes]
+) -> None:
+    for number, label in enumerate(("good", "poisoned", "later")):
+        api.post(_lines(*_cold(12, start=1000 * (number + 1))), label)
+    staged = events.sql("SELECT files -> 'keys' ->> 'uri' FROM modak.load_labels WHERE label = 'poisoned'")
+    keys = Path(staged[0][0].removeprefix("file://"))
+    keys.write_bytes(damage(keys.read_bytes()))
+    assert adopt_all(site, leader) == 2
+    states = events.sql("SELECT label, state, split_part(error, ':', 1) FROM modak.load_labels ORDER BY label")
+    assert states == [("good", "committed", None), ("later", "committed", None), ("poisoned", "failed", "load.damaged")]
+    assert {row[0] for row in events.lake() if row[0] >= 1000} == {*range(1000, 1012), *range(3000, 3012)}
+    assert all(uri.startswith(f"file://{keys.parent}") for uri in _staged_files(site)), "the others are swept"
 
 
 def test_the_python_client_sends_rows_and_files_once(api: Api, events: Events, tmp_path: Path) -> None:

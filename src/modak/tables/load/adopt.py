@@ -8,10 +8,11 @@ ones stay. A label that cannot be adopted fails alone. Memory is bounded by the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import structlog
@@ -41,6 +42,9 @@ from modak.tables.ingest.run import shaped
 from modak.tables.load.stage import Staged
 from modak.tables.site import Site
 from modak.tables.tidy import give_up, tidy_landed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = structlog.get_logger()
 
@@ -148,19 +152,36 @@ def _overlap(some: KeyFile, other: KeyFile) -> bool:
 def _any_common(several: Sequence[KeyFile], one: KeyFile) -> bool:
     import pyarrow as pa
 
-    from modak.lake.iceberg.output import mapped
     from modak.lake.match import KeySet
 
-    with mapped(one.uri) as source:
-        table = pa.ipc.open_file(source).read_all().combine_chunks()
-        keys = KeySet([column.combine_chunks() for column in table.columns])
-    for other in several:
-        with mapped(other.uri) as source:
+    batches = list(_read(one))
+    if not batches:
+        return False
+    keys = KeySet([column.combine_chunks() for column in pa.Table.from_batches(batches).columns])
+    return any(len(keys.find(batch.columns)) for other in several for batch in _read(other))
+
+
+def _read(keys: KeyFile) -> Iterator[pa.RecordBatch]:
+    """The keys of a label as they were staged; a file that is not what its label says refuses that label."""
+    import pyarrow as pa
+
+    from modak.lake.iceberg.output import mapped
+
+    rows = 0
+    with mapped(keys.uri) as source:
+        try:
             reader = pa.ipc.open_file(source)
             for index in range(reader.num_record_batches):
-                if len(keys.find(reader.get_batch(index).columns)):
-                    return True
-    return False
+                batch = reader.get_batch(index)
+                batch.validate(full=True)
+                rows += len(batch)
+                yield batch
+        # Of a file that is there but damaged, Arrow says any of these.
+        except (pa.ArrowException, OSError, ValueError) as error:
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise Refused("load.damaged", f"{keys.uri} cannot be read: {why}") from error
+    if rows != keys.rows:
+        raise Refused("load.damaged", f"{keys.uri} has {rows:,} keys, its label says {keys.rows:,}.")
 
 
 def _adopt(site: Site, writer: CatalogWriter, state: TableState, batch: Sequence[_Waiting]) -> int:
@@ -181,6 +202,7 @@ def _adopt(site: Site, writer: CatalogWriter, state: TableState, batch: Sequence
             Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
             intake = _intake(site, writer, state)
             _refuse_misplaced(batch, intake)
+            _refuse_damaged(batch, intake)
             files = tuple(_moved(file, folder) for one in batch for file in one.staged.files)
             reach("adopt.files_copied")
             keys = [one.staged.keys for one in batch]
@@ -221,6 +243,14 @@ def _refuse_misplaced(batch: Sequence[_Waiting], intake: Intake) -> None:
         why = intake.room.refusal(one.staged.keys.lower, one.staged.keys.upper)
         if why is not None:
             raise Refused("load.misplaced", f"Label {one.label.label!r}: {why}.")
+
+
+def _refuse_damaged(batch: Sequence[_Waiting], intake: Intake) -> None:
+    """Before anything rests on them: what finds the keys in the lake would fail for every label at once."""
+    for one in batch:
+        for keys in _read(one.staged.keys):
+            if not set(intake.shape.key_names) <= set(keys.schema.names):
+                raise Refused("load.damaged", f"{one.staged.keys.uri} lacks columns of the key.")
 
 
 def _moved(file: DataFile, folder: str) -> DataFile:
