@@ -220,6 +220,21 @@ def test_back_pressure_is_429(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
 
 
+def test_a_replayed_label_gets_its_result_also_under_back_pressure(
+    api: Api, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = api.post(_lines(_row(210, 210, "one")), "done").json()
+    staged = api.post(_lines(*_cold(12)), "waits").json()
+    monkeypatch.setattr("modak.tables.load.run.MOST_STAGED", 1)
+    for first in (committed, staged):
+        replay = api.post(_lines(_row(210, 210, "two")), first["label"])
+        assert (replay.status_code, replay.json()) == (200, {**first, "replay": True})
+    assert api.post(_lines(_row(210, 210, "two")), "next").status_code == 429
+    events.sql("UPDATE modak.load_labels SET state = 'failed' WHERE label = 'done'")
+    assert api.post(_lines(_row(210, 210, "two")), "done").status_code == 429, "it would bring its rows"
+    assert (210, 210, "one") in events.everything()
+
+
 def test_other_formats_and_encodings_say_the_same(api: Api, events: Events) -> None:
     table = pa.table({"id": [301, 302], "ts": [201, 202], "body": ["x,y", None]})
     parquet, stream = io.BytesIO(), io.BytesIO()

@@ -95,6 +95,11 @@ class Label:
     op_id: str | None
     error: str | None
 
+    @property
+    def stands(self) -> bool:
+        """Whether the label sent again gives this result; one that failed may be sent anew."""
+        return self.state in ("committed", "staged")
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

@@ -102,7 +102,7 @@ class _Door:
 
     async def _take_in(self, asked: LoadRequest, encoding: Encoding, request: Request) -> JSONResponse:
         most = self._site.settings.load.max_bytes
-        await run_in_threadpool(refuse_under_pressure, self._site, asked.table)
+        await run_in_threadpool(refuse_under_pressure, self._site, asked)
         with tempfile.TemporaryDirectory(prefix="modak-load-") as folder:
             path = Path(folder) / "body"
             with Spool(path, most) as spool:

@@ -109,13 +109,17 @@ def load(site: Site, request: LoadRequest, body: Path) -> LoadResult:
         raise _explained(error) from error
 
 
-def refuse_under_pressure(site: Site, name: TableName) -> None:
-    """Stop new batches of a table whose earlier ones are not worked off."""
+def refuse_under_pressure(site: Site, request: LoadRequest) -> None:
+    """Stop new batches of a table whose earlier ones are not worked off; a known label brings nothing and passes."""
+    name = request.table
     record = site.reader.state(name).table
     most = 4 * site.settings.corrections.delta_backlog_warn_rows
     with site.connect(autocommit=True) as conn:
         labels, corrections = loads.pressure(conn, record.table_id, most)
-    if labels >= MOST_STAGED or corrections >= most:
+        if labels < MOST_STAGED and corrections < most:
+            return
+        known = loads.find(conn, record.table_id, request.label)
+    if known is None or not known.stands:
         what = f"{labels:,} staged loads" if labels >= MOST_STAGED else f"{corrections:,} corrections"
         raise ModakError("load.pressure", f"{what} of {name} wait to be worked off.", hint="Try later.", retryable=True)
 
@@ -158,7 +162,7 @@ class _Load:
             if not loads.try_lock(conn, table_id, request.label):
                 raise Conflict("load.in_flight", f"Label {request.label!r} is in flight.", hint="Ask again later.")
             known = loads.find(conn, table_id, request.label)
-            if known is not None and known.state in ("committed", "staged"):
+            if known is not None and known.stands:
                 return LoadResult.of(known)
             intake = self._intake()
             cold = Cold(self, intake, may_stage)
