@@ -75,6 +75,48 @@ def test_a_load_that_crashes_anywhere_happens_once(
         truth.check_files()
 
 
+def test_until_a_load_commits_neither_its_rows_nor_its_label_are_seen(
+    site: Site, events: Events, tmp_path: Path
+) -> None:
+    body, new = _body(tmp_path / "body", 1000, "x")
+    before = events.everything()
+    seen: list[tuple[set[Row], list[Row]]] = []
+
+    def look(point: str) -> None:
+        if point == "load.before_commit":
+            seen.append((events.everything(), events.sql("SELECT label FROM modak.load_labels")))
+
+    faults.watch(look)
+    faults.arm(Fault("load.before_commit"))
+    with pytest.raises(InjectedFault):
+        load(site, LoadRequest(events.name, "once", "jsonl"), body)
+    faults.watch(None)
+    faults.arm(None)
+    assert [*seen, (events.everything(), events.sql("SELECT label FROM modak.load_labels"))] == [(before, [])] * 2
+    assert load(site, LoadRequest(events.name, "once", "jsonl"), body).replay is False
+    assert new & events.everything() == {(1050, 240, "x")}, "the cold rows wait for their adoption"
+
+
+def test_other_rows_under_a_label_whose_answer_was_lost_change_nothing(
+    site: Site, events: Events, leader: Leader, tmp_path: Path
+) -> None:
+    request = LoadRequest(events.name, "once", "jsonl")
+    first, new = _body(tmp_path / "first", 1000, "first")
+    same_keys, _ = _body(tmp_path / "same", 1000, "second")
+    more, _ = _body(tmp_path / "more", 2000, "second")
+    whole = events.everything() | new
+    faults.arm(Fault("load.committed"))
+    with pytest.raises(InjectedFault):
+        load(site, request, first)
+    faults.arm(None)
+    assert load(site, request, same_keys).replay
+    adopt(site, leader.epoch, events.name)
+    assert load(site, request, more).replay
+    adopt(site, leader.epoch, events.name)
+    assert events.everything() == whole
+    assert events.sql("SELECT label, state FROM modak.load_labels") == [("once", "committed")]
+
+
 def test_a_crash_after_a_label_has_failed_leaves_it_failed(
     site: Site, events: Events, leader: Leader, tmp_path: Path
 ) -> None:
