@@ -17,7 +17,7 @@ from modak.tables.fold.run import fold
 from modak.tables.ingest.run import IngestReport, Request, ingest
 from modak.tables.site import Site
 from tests.tables.events import Events
-from tests.tables.readers import duckdb_rows
+from tests.tables.readers import by_duckdb, by_pyiceberg, by_spark, duckdb_rows
 
 Rows = list[tuple[int, int, str]]
 
@@ -79,6 +79,53 @@ def test_adopted_files_read_the_same_everywhere_and_are_the_tables_own(
 
     scanned = StaticTable.from_metadata(line.metadata_location).scan().to_arrow().to_pylist()
     assert {tuple(row.values()) for row in scanned} == rows
+
+
+def _swapped(path: Path) -> str:
+    """Columns in another order, and two of one type among them, so that a mistake shows."""
+    ts, ids = pa.array([10, 11, 5], pa.int64()), pa.array([1000, 1001, 5], pa.int64())
+    pq.write_table(pa.table({"body": ["a", None, "five"], "ts": ts, "id": ids}), path)
+    return str(path)
+
+
+SWAPPED = {(1000, 10, "a"), (1001, 11, None), (5, 5, "five")}
+
+
+def test_a_file_with_its_columns_in_another_order_is_adopted_and_read_right(
+    site: Site, cold: Events, tmp_path: Path
+) -> None:
+    report = _take(site, cold, _swapped(tmp_path / "a.parquet"))
+    assert (report.adopted_files, report.written_files, report.replaced) == (1, 0, 1)
+    for read in (by_duckdb, by_pyiceberg):
+        rows = [(row["id"], row["ts"], row["body"]) for row in read(site, cold.name)]
+        assert (len(rows), set(rows)) == (202, BASE - {(5, 5, "row 5")} | SWAPPED), read.__name__
+    found = [(row["id"], row["ts"], row["body"]) for row in by_duckdb(site, cold.name, "ts = 11 AND id > 200")]
+    assert found == [(1001, 11, None)], "bounds belong to their columns too"
+    assert _take(site, cold, _parquet(tmp_path / "b.parquet", [(1000, 10, "again")])).replaced == 1
+    assert _lake(cold) == BASE - {(5, 5, "row 5")} | SWAPPED - {(1000, 10, "a")} | {(1000, 10, "again")}
+
+
+@pytest.mark.spark
+def test_spark_reads_a_file_with_its_columns_in_another_order_right(site: Site, cold: Events, tmp_path: Path) -> None:
+    _take(site, cold, _swapped(tmp_path / "a.parquet"))
+    rows = [(row["id"], row["ts"], row["body"]) for row in by_spark(site, cold.name)]
+    assert (len(rows), set(rows)) == (202, BASE - {(5, 5, "row 5")} | SWAPPED)
+    found = [(row["id"], row["ts"], row["body"]) for row in by_spark(site, cold.name, "ts = 11 AND id > 200")]
+    assert found == [(1001, 11, None)]
+
+
+def test_a_file_without_statistics_needs_rewrite(site: Site, cold: Events, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    table = pa.table({"id": pa.array([1000], pa.int64()), "ts": pa.array([10], pa.int64()), "body": ["a"]})
+    pq.write_table(table, path, write_statistics=False)
+    with pytest.raises(Refused) as refused:
+        _take(site, cold, path)
+    assert "cannot be adopted as it is" in str(refused.value)
+    assert "its footer has no statistics of the tier key" in str(refused.value)
+    assert "its footer does not prove that column id is never NULL" in str(refused.value)
+    assert _lake(cold) == BASE
+    assert _take(site, cold, path, rewrite=True).written_files == 1
+    assert _lake(cold) == BASE | {(1000, 10, "a")}
 
 
 def test_keys_of_the_lake_are_replaced(site: Site, cold: Events, tmp_path: Path) -> None:
