@@ -37,13 +37,13 @@ class Shadowed:
 
     def insert(self, conn: Conn, rows: Sequence[Row]) -> None:
         conn.cursor().executemany("INSERT INTO public.events VALUES (%s, %s, %s)", rows)
-        self._model(conn, rows)
+        self.insert_model(conn, rows)
 
     def copy(self, conn: Conn, rows: Sequence[Row]) -> None:
         with conn.cursor().copy("COPY public.events FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
-        self._model(conn, rows)
+        self.insert_model(conn, rows)
 
     def change(self, conn: Conn, action: str, key: int, ts: int) -> bool:
         """`SET …` or `DELETE` one row, if the heap has it: a row that only the lake has is not there for plain SQL."""
@@ -54,7 +54,8 @@ class Shadowed:
             conn.execute(f"{head} {where}")
         return found is not None
 
-    def _model(self, conn: Conn, rows: Sequence[Row]) -> None:
+    def insert_model(self, conn: Conn, rows: Sequence[Row]) -> None:
+        """What somebody has written to the tiered table alone."""
         # Below the heap an insert means upsert.
         conn.cursor().executemany(
             "INSERT INTO public.model VALUES (%s, %s, %s) ON CONFLICT (id, ts) DO UPDATE SET body = excluded.body", rows

@@ -21,11 +21,13 @@ PENDING = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'public.events'::r
 class Bystander:
     """Somebody who reads and writes the hot part all the time and never waits for a lock for as long as half a second.
 
+    `at` is where the rows go, if another part than the hot one is to be used.
+
     Our longest wait for a lock is 50 ms. Postgres itself counts, so that a crowded machine does not matter.
     """
 
-    def __init__(self, events: Events) -> None:
-        self.events = events
+    def __init__(self, events: Events, at: int = 240) -> None:
+        self.events, self.at = events, at
         self.held_up: list[psycopg.Error] = []
         self.count = 0
         self._stop = threading.Event()
@@ -44,8 +46,8 @@ class Bystander:
             conn.execute("SET lock_timeout = '500ms'")
             while not self._stop.is_set():
                 try:
-                    conn.execute("SELECT count(*) FROM public.events WHERE ts >= 200")
-                    conn.execute(f"INSERT INTO public.events VALUES ({20_000 + self.count}, 240, 'meanwhile')")
+                    conn.execute(f"SELECT count(*) FROM public.events WHERE ts >= {self.at // 100 * 100}")
+                    conn.execute(f"INSERT INTO public.events VALUES ({20_000 + self.count}, {self.at}, 'meanwhile')")
                 except psycopg.Error as error:
                     self.held_up.append(error)
                 self.count += 1

@@ -13,10 +13,14 @@ import psycopg
 import pytest
 
 from modak.core import faults
+from modak.core.clock import FrozenClock
+from modak.core.errors import ModakError
+from modak.core.states import PartitionState
 from modak.runtime.leader import Leader
 from modak.tables.site import Site
 from tests.tables.events import Events
 from tests.tables.shadow import Conn, Shadowed
+from tests.tables.test_hazards_spill import Bystander
 
 NO_PARTITION = psycopg.errors.CheckViolation
 """What a user gets while a range has left the heap and the spill has not taken it over yet."""
@@ -192,6 +196,42 @@ def test_a_transaction_open_across_the_whole_export_is_not_lost(events: Events, 
     assert len(opened) == 2
     assert report.rows == 200, "rows of open transactions are not in the export"
     assert len(events.delta()) == 4
+    both.verify()
+
+
+@pytest.mark.parametrize(
+    ("ts", "sealed"),
+    [
+        pytest.param(7, set(), id="in the first leaf"),
+        pytest.param(107, {"events_0"}, id="in the second leaf", marks=pytest.mark.full),
+    ],
+)
+def test_a_transaction_open_since_before_the_seal_holds_up_the_pass_and_nobody_else(
+    events: Events, leader: Leader, ts: int, sealed: set[str]
+) -> None:
+    both = Shadowed.of(events)
+    events.register()
+    # The pauses between two tries pass at once; the lock itself is waited for by Postgres' clock.
+    events.site.clock = FrozenClock(events.site.clock.now())
+    with both.session() as writer:
+        both.insert(writer, [(1000, ts, "open")])
+        both.change(writer, "SET body = 'open'", ts + 1, ts + 1)
+        with Bystander(events, at=ts) as bystander, pytest.raises(ModakError) as busy:
+            events.tier(leader)
+        assert (busy.value.code, busy.value.retryable) == ("postgres.busy", True)
+        assert "an open transaction of somebody else may be in the way" in busy.value.hint
+        assert bystander.count > 3
+        assert not bystander.held_up
+        state = events.site.reader.state(events.name)
+        assert (state.cutline.t, state.cutline.snapshot_id, state.unfinished) == (0, None, ())
+        assert {part.name for part in state.partitions if part.state is PartitionState.SEALING} == sealed
+        both.insert_model(writer, [(20_000 + n, ts, "meanwhile") for n in range(bystander.count)])
+        writer.commit()
+    report = events.tier(leader)
+    assert report.moved_partitions == report.dropped == ("events_0", "events_100")
+    assert report.rows == 201 + bystander.count
+    assert {(1000, ts, "open"), (ts + 1, ts + 1, "open")} <= set(events.lake())
+    assert events.delta() == {}
     both.verify()
 
 
