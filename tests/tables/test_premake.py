@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from modak.core.names import TableName
 from modak.postgres.connect import connect
@@ -94,6 +95,25 @@ def test_a_busy_table_is_left_alone_within_milliseconds(ahead: Site, lead: Leade
         user.rollback()
     events.tier(lead)
     assert {"events_p200", "events_p300"} <= set(bounds(events))
+
+
+def test_a_premake_that_meets_a_busy_table_is_said_and_tried_again(ahead: Site, lead: Leader) -> None:
+    events = Events.create(ahead, partitions=2, last=150)
+    events.register()
+    with connect(ahead.dsn) as user:
+        user.execute("LOCK TABLE public.events IN SHARE UPDATE EXCLUSIVE MODE")
+        with capture_logs() as logged:
+            report = events.tier(lead)
+        user.rollback()
+    (told,) = [entry for entry in logged if entry["event"].startswith("premake.")]
+    assert (told["event"], told["log_level"]) == ("premake.deferred", "info")
+    assert (told["table"], told["partition"]) == ("public.events", "events_p200")
+    assert told["reason"] == "the table is busy"
+    assert (report.premade, report.deferred) == ((), True)
+    with capture_logs() as logged:
+        report = events.tier(lead)
+    assert [entry["event"] for entry in logged if entry["event"].startswith("premake.")] == ["premake.made"] * 2
+    assert (report.premade, report.deferred) == (("events_p200", "events_p300"), False)
 
 
 def test_months_are_made_as_calendar_months(ahead: Site, lead: Leader) -> None:
