@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -56,6 +58,21 @@ def test_running_needs_what_the_project_names_and_none_of_the_tools() -> None:
 def test_a_target_installs_only_what_it_needs(target: str, files: list[str], tmp_path: Path) -> None:
     commands = make("-n", target, f"VENV={tmp_path}/venv")
     assert re.findall(r"--require-hashes -r (\S+)", commands) == files
+
+
+def test_the_unattended_run_is_exactly_make_test(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\necho "$PWD" "$@" >> {shlex.quote(str(tmp_path / "called"))}\n')
+    make.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run([ROOT / ".ci" / "run"], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+    assert (tmp_path / "called").read_text().splitlines() == [f"{ROOT} test"]
+
+
+def test_the_gate_checks_style_types_and_rooms_before_it_tests(tmp_path: Path) -> None:
+    commands = make("-n", "test", f"VENV={tmp_path}/venv")
+    tools = re.findall(r"/venv/bin/(ruff check|ruff format --check|mypy|lint-imports|pytest)\b", commands)
+    assert list(dict.fromkeys(tools)) == ["ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"]
 
 
 def test_help_lists_every_target_that_is_meant_for_people() -> None:
