@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -75,6 +76,9 @@ def test_a_table_goes_in_is_shown_and_comes_out_again(call: Call) -> None:
     done = call("register", "--table", "readings", *KEYS)
     assert done.returncode == 0, done.stderr
     assert "registered public.readings" in done.stdout
+    assert re.search(
+        r"^3 partitions, about 251 rows, \d+\.\d KB; moving them takes about \d+\.\d s\.$", done.stdout, re.MULTILINE
+    )
 
     again = call("register", "--table", "public.readings", *KEYS)
     assert (again.returncode, "Nothing was changed." in again.stdout) == (0, True)
