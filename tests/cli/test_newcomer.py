@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -46,19 +47,39 @@ def test_the_demo_shows_the_life_of_a_table_ends_on_ctrl_c_and_resumes(
         "reclaim.dropped",
     ):
         assert step in first
-    assert "Try next" in first
+    to_try = _commands_after("Try next", first)
+    assert len(to_try) == 3
     assert f"PGPASSFILE={home}/pgpass psql postgresql://postgres@127.0.0.1:" in first
     assert f"file://{home}/warehouse" in first
 
     (row,) = json.loads(worker("status", "--json", MODAK_HOME=str(home)).stdout)["tables"]
     assert (row["partitions"]["dropped"], row["problems"]) == (7, [])
     assert 0 < row["lake_rows"] < 1_000_000
+    shown = {command.partition("modak-worker ")[2].split()[0]: _as_typed(command) for command in to_try}
+    assert shown.keys() == {"status", "tier", "sql"}
+    assert "public.events" in shown["status"]
+    assert "public.events" in shown["tier"]
+    # Heap and lake as one: the answer has a line per kind of event, with its name, rows and amount.
+    assert sum(int(line.split()[1]) for line in shown["sql"].splitlines()[1:]) == 1_000_000
 
     second = _run_until(r"leader\.acquired", home, tmp_path / "second")
     assert "is here already" in second
     assert "tiering.sealed" not in second
 
     assert worker("stop", MODAK_HOME=str(home)).stdout.startswith("stopped")
+
+
+def _commands_after(heading: str, shown: str) -> list[str]:
+    """The block of lines below a heading, up to the next empty one."""
+    lines = shown[shown.index(heading) :].splitlines()[1:]
+    return [line.strip() for line in takewhile(str.strip, lines)]
+
+
+def _as_typed(command: str) -> str:
+    """What a command prints that somebody copies from the screen into a shell."""
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _run_until(pattern: str, home: Path, log: Path) -> str:
