@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from bench import report
+from bench.__main__ import BENCHMARKS
 from bench.report import Line, Report
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_report_is_a_table_the_ratios_and_one_line_of_json(
@@ -32,3 +39,25 @@ def test_a_report_is_a_table_the_ratios_and_one_line_of_json(
     for part in ("ours (warm)", "2,000,000", "900,000", "512", "2.50 times spark_jdbc", "50% of the limit"):
         assert part in shown
     assert json.loads((tmp_path / "tiering.json").read_text()) == found
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_that_is_named_can_be_run(name: str) -> None:
+    assert callable(importlib.import_module(f"bench.{name}").main)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_small_run_of_a_benchmark_ends_with_the_promised_object(tmp_path: Path) -> None:
+    # A copy, so that the results of a run that was meant to measure stay what they are.
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results", "__pycache__"))
+    command = [sys.executable, "-m", "bench", "tiering", "--rows", "20000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["bench"], found["rows"]) == ("tiering", 20_000)
+    rates = {"ours", "limit", "peak_rss_mb", "per_cpu_second"}
+    assert {name for name in rates if found[name] > 0} == rates
+    assert found["rivals"].keys() == {"spark_jdbc"}
+    assert found["ratios"].keys() == {"vs_spark_jdbc", "vs_limit"}
+    assert json.loads((tmp_path / "bench" / "results" / "tiering.json").read_text()) == found
