@@ -1,0 +1,141 @@
+"""A process that does one small thing without Spark: `python -m tests.support.aside note OP --kill journal.after_note`.
+
+It takes its settings from the environment as a worker does and dies by SIGKILL at the named fault point. What it does
+can be done in the process of the test too (`ACTS`), which is how it is tried a second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from modak import config
+from modak.catalog import pins, spill
+from modak.catalog.journal import Journal
+from modak.catalog.migrate import migrate
+from modak.catalog.records import Pin
+from modak.catalog.write import CatalogWriter
+from modak.config import Settings
+from modak.core import faults
+from modak.core.clock import SystemClock
+from modak.core.faults import Fault
+from modak.core.ids import OpId
+from modak.core.names import TableName
+from modak.lake.iceberg.files import FileWriter
+from modak.lake.model import DataFile, LakeColumn, Layout
+from modak.measurements.leases import Lease
+from modak.postgres.connect import connect
+from modak.postgres.place import dsn_of
+from modak.runtime.leader import Leader
+from modak.runtime.opening import open_site
+from modak.storage.objects import Objects
+from modak.tables.repair import repair
+
+Act = Callable[[Settings, str], Any]
+
+
+def main() -> None:
+    """Do one thing, and meet the fault on the way."""
+    arguments = _arguments()
+    faults.arm(Fault(arguments.kill, "kill", arguments.after))
+    ACTS[arguments.act](config.load(os.environ), arguments.on)
+
+
+def _open(settings: Settings) -> psycopg.Connection[Any]:
+    return connect(dsn_of(settings), autocommit=True)
+
+
+def _begin(settings: Settings, table: str) -> Pin:
+    return pins.begin(dsn_of(settings), TableName.parse(table))
+
+
+def _renew(settings: Settings, pin: str) -> bool:
+    with _open(settings) as conn:
+        return pins.renew(conn, int(pin))
+
+
+def _end(settings: Settings, pin: str) -> bool:
+    with _open(settings) as conn:
+        return pins.end(conn, int(pin))
+
+
+def _sweep(settings: Settings, _: str) -> int:
+    with _open(settings) as conn:
+        return pins.sweep(conn)
+
+
+def _migrate(settings: Settings, _: str) -> list[str]:
+    with _open(settings) as conn:
+        return migrate(conn)
+
+
+def _note(settings: Settings, op: str) -> None:
+    Journal(CatalogWriter(dsn_of(settings))).note(OpId(op), folders=["file:///f"])
+
+
+def _landed(settings: Settings, op: str) -> bool:
+    return Journal(CatalogWriter(dsn_of(settings))).landed(OpId(op))
+
+
+def _forget(settings: Settings, table_id: str) -> None:
+    with _open(settings) as conn:
+        spill.forget(conn, int(table_id))
+
+
+def _repair(settings: Settings, _: str) -> int:
+    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
+        return repair(site, leader.epoch)
+
+
+def _write(_: Settings, folder: str) -> list[DataFile]:
+    return _written(folder).close()
+
+
+def _abort(_: Settings, folder: str) -> None:
+    writer = _written(folder)
+    writer.close()
+    writer.abort()
+
+
+def _written(folder: str) -> FileWriter:
+    writer = FileWriter(folder, [LakeColumn("k", "long", field_id=1)], Layout(), task="0", tier_key="k")
+    writer.write(pa.RecordBatch.from_arrays([pa.array([1, 2, 3], pa.int64())], schema=writer.schema))
+    return writer
+
+
+def _read(_: Settings, store: str) -> Lease:
+    return Lease(Objects.of(store), SystemClock())
+
+
+ACTS: dict[str, Act] = {
+    "abort": _abort,
+    "begin": _begin,
+    "end": _end,
+    "forget": _forget,
+    "landed": _landed,
+    "migrate": _migrate,
+    "note": _note,
+    "read": _read,
+    "renew": _renew,
+    "repair": _repair,
+    "sweep": _sweep,
+    "write": _write,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.support.aside")
+    parser.add_argument("act", choices=sorted(ACTS))
+    parser.add_argument("on", nargs="?", default="", help="the table, pin, operation or folder that it is about")
+    parser.add_argument("--kill", metavar="POINT", required=True, help="die there by SIGKILL")
+    parser.add_argument("--after", metavar="TIMES", type=int, default=0, help="having passed it so often")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
