@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from modak import config
-from modak.catalog import spill
+from modak.catalog import pins, spill
 from modak.catalog.journal import Journal
-from modak.catalog.migrate import migrate
+from modak.catalog.migrate import check, known, migrate
+from modak.catalog.read import CatalogReader
 from modak.catalog.write import CatalogWriter
 from modak.core.clock import SystemClock
 from modak.core.errors import Conflict
@@ -41,12 +42,24 @@ Conn = psycopg.Connection[Any]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0
+MIGRATION = ("catalog.before_migration", "catalog.after_migration")
+BEGIN = ("pins.before_begin", "pins.after_begin")
+RENEW = ("pins.before_renew", "pins.after_renew")
+END = ("pins.before_end", "pins.after_end")
+SWEEP = ("pins.before_sweep", "pins.after_sweep")
+NOTE = ("journal.before_note", "journal.after_note")
 TERMINATE = ("catalog.before_terminate", "catalog.after_terminate")
 FORGET = ("spill.before_forget", "spill.after_forget")
 REPAIR = ("repair.before_terminate", "repair.after_terminate")
 ABORT = ("files.before_abort", "files.aborted")
 READ = ("lease.before_register", "lease.registered")
 KILLED = (
+    *MIGRATION,
+    *BEGIN,
+    *RENEW,
+    *END,
+    *SWEEP,
+    *NOTE,
     *TERMINATE,
     *FORGET,
     *REPAIR,
@@ -107,6 +120,75 @@ def catalog(fresh_database: Dsn) -> Dsn:
 @pytest.fixture
 def table(conn: Conn) -> Built:
     return build(conn)
+
+
+@pytest.mark.parametrize("point", MIGRATION)
+def test_a_start_that_is_killed_between_migrations_is_made_good_by_the_next(
+    place: Place, fresh_database: Dsn, point: str
+) -> None:
+    place.dies(point, "migrate", after=1)
+    landed = 2 if point == "catalog.after_migration" else 1
+    assert place.again("migrate") == [migration.name for migration in known()[landed:]]
+    with connect(fresh_database) as conn:
+        check(conn)
+
+
+@pytest.mark.parametrize("point", BEGIN)
+def test_a_reader_that_is_killed_while_it_pins_leaves_at_most_a_pin(
+    place: Place, catalog: Dsn, table: Built, point: str
+) -> None:
+    place.dies(point, "begin", table.name)
+    left = CatalogReader(catalog).live_pins(table.table_id)
+    assert len(left) == (1 if point == "pins.after_begin" else 0)
+    pin = place.again("begin", table.name)
+    assert {*left, pin} == set(CatalogReader(catalog).live_pins(table.table_id))
+
+
+@pytest.mark.parametrize("point", RENEW)
+def test_a_reader_that_is_killed_while_it_renews_keeps_its_pin(
+    place: Place, catalog: Dsn, table: Built, point: str
+) -> None:
+    pin = pins.begin(catalog, table.name)
+    place.dies(point, "renew", pin.pin_id)
+    assert place.again("renew", pin.pin_id)
+    (held,) = CatalogReader(catalog).live_pins(table.table_id)
+    assert held.pin_id == pin.pin_id
+
+
+@pytest.mark.parametrize("point", END)
+def test_a_reader_that_is_killed_while_it_ends_is_pinned_no_longer_at_the_second_try(
+    place: Place, catalog: Dsn, table: Built, point: str
+) -> None:
+    pin = pins.begin(catalog, table.name)
+    place.dies(point, "end", pin.pin_id)
+    assert place.again("end", pin.pin_id) == (point == "pins.before_end")
+    assert CatalogReader(catalog).live_pins(table.table_id) == ()
+
+
+@pytest.mark.parametrize("point", SWEEP)
+def test_pins_that_have_lapsed_go_at_the_second_try(
+    place: Place, conn: Conn, catalog: Dsn, table: Built, point: str
+) -> None:
+    pins.begin(catalog, table.name)
+    conn.execute("UPDATE modak.read_pins SET expires_at = clock_timestamp() - interval '1 hour'")
+    held = pins.begin(catalog, table.name)
+    place.dies(point, "sweep")
+    assert place.again("sweep") == (1 if point == "pins.before_sweep" else 0)
+    assert conn.execute("SELECT pin_id FROM modak.read_pins").fetchall() == [(held.pin_id,)]
+
+
+@pytest.mark.parametrize("point", NOTE)
+def test_a_folder_is_noted_at_the_second_try(place: Place, catalog: Dsn, table: Built, point: str) -> None:
+    op_id = writing(catalog, table)
+    place.dies(point, "note", op_id)
+    left = CatalogReader(catalog).op(op_id)
+    assert left is not None
+    assert ("file:///f" in left.folders) == (point == "journal.after_note")
+    place.again("note", op_id)
+    op = CatalogReader(catalog).op(op_id)
+    assert op is not None
+    assert op.phase is OpPhase.WRITING
+    assert "file:///f" in op.folders
 
 
 @pytest.mark.parametrize("point", TERMINATE)
