@@ -16,7 +16,7 @@ from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres.connect import translate
-from modak.postgres.ddl import impatient
+from modak.postgres.ddl import Hold, impatient
 
 Conn = psycopg.Connection[Any]
 
@@ -41,11 +41,13 @@ def find(conn: Conn, table_id: int) -> Spill | None:
     return Spill(TableName(row[0], row[1]), row[2], row[3], row[4]) if row else None
 
 
-def enable(conn: Conn, name: TableName) -> str:
+def enable(conn: Conn, name: TableName, hold: Hold | None = None) -> str:
     """Make and attach the spill partition, or find it already there; returns its name."""
     reach("spill.before_enable")
     try:
         with conn.transaction():
+            if hold is not None:
+                hold(conn)
             row = conn.execute(
                 "SELECT modak.modak_enable_transparent_writes(%s::regclass)", (_regclass(name),)
             ).fetchone()
@@ -76,11 +78,11 @@ def forget(conn: Conn, table_id: int) -> None:
     reach("spill.after_forget")
 
 
-def widen(conn: Conn, table_id: int, upper: int, lock_millis: int = 50) -> bool:
+def widen(conn: Conn, table_id: int, upper: int, lock_millis: int = 50, hold: Hold | None = None) -> bool:
     """Let the spill take rows up to `upper`, in one short transaction; False when the table is busy."""
     reach("spill.before_widen")
     try:
-        with impatient(conn, lock_millis):
+        with impatient(conn, lock_millis, hold):
             conn.execute("SELECT modak.widen_spill(%s, %s)", (table_id, upper))
     except ModakError as error:
         if error.code == "postgres.busy":

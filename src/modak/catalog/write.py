@@ -213,6 +213,11 @@ class CatalogWriter:
         self._limits = {"lock": f"{lock_millis}ms", "idle": f"{idle_millis}ms"}
         self._patience = patience
 
+    def hold(self, conn: Conn) -> None:
+        """Stop unless the epoch still leads; until the transaction of the connection ends nobody else can take over."""
+        if self.epoch is not None:
+            moves.hold_epoch(conn, self.epoch)
+
     @contextmanager
     def transaction(self, op_id: OpId) -> Iterator[CommitTransaction]:
         """Collect the changes of a prepared operation; they happen together when the block ends."""
@@ -270,8 +275,7 @@ class CatalogWriter:
             try:
                 conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 conn.execute(_LIMITS, self._limits)
-                if self.epoch is not None:
-                    moves.hold_epoch(conn, self.epoch)
+                self.hold(conn)
                 if lock_millis is not None:
                     conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{lock_millis}ms",))
                 yield StepTransaction(conn)
@@ -318,8 +322,7 @@ class CatalogWriter:
         # The journal row first: until it is free, nobody can ask about the outcome.
         conn.execute(_LIMITS, self._limits)
         moves.hold_op(conn, tx.op_id, OpPhase.PREPARED)
-        if self.epoch is not None:
-            moves.hold_epoch(conn, self.epoch)
+        self.hold(conn)
         for step in tx.steps:
             step(conn)
         written = conn.execute(

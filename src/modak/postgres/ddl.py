@@ -6,7 +6,7 @@ ours waits a few milliseconds at most, gives up, and is tried again in the next 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,21 @@ from modak.core.errors import ModakError
 from modak.postgres.connect import translate
 
 Statement = sql.SQL | sql.Composed | str
+Hold = Callable[[psycopg.Connection[Any]], None]
+"""What must be so while the DDL happens; it raises where it is not, and keeps it so until the transaction ends."""
 _BUSY = (errors.LockNotAvailable, errors.DeadlockDetected)
 
 
-def attempt(conn: psycopg.Connection[Any], statement: Statement | Sequence[Statement], lock_millis: int = 50) -> bool:
+def attempt(
+    conn: psycopg.Connection[Any],
+    statement: Statement | Sequence[Statement],
+    lock_millis: int = 50,
+    hold: Hold | None = None,
+) -> bool:
     """Run DDL in a transaction of its own; False when a lock was not free, and then nothing has changed."""
     statements = [statement] if isinstance(statement, str | sql.SQL | sql.Composed) else list(statement)
     try:
-        with _impatient(conn, lock_millis):
+        with _impatient(conn, lock_millis, hold):
             for each in statements:
                 conn.execute(each)
     except _BUSY:
@@ -60,20 +67,22 @@ def attempt_outside(conn: psycopg.Connection[Any], statement: Statement, lock_mi
 
 
 @contextmanager
-def impatient(conn: psycopg.Connection[Any], lock_millis: int = 50) -> Iterator[None]:
+def impatient(conn: psycopg.Connection[Any], lock_millis: int = 50, hold: Hold | None = None) -> Iterator[None]:
     """A transaction whose every lock comes within milliseconds, else `postgres.busy` and nothing has changed."""
     try:
-        with _impatient(conn, lock_millis):
+        with _impatient(conn, lock_millis, hold):
             yield
     except psycopg.Error as error:
         raise translate(error) from error
 
 
 @contextmanager
-def _impatient(conn: psycopg.Connection[Any], lock_millis: int) -> Iterator[None]:
+def _impatient(conn: psycopg.Connection[Any], lock_millis: int, hold: Hold | None) -> Iterator[None]:
     _require_idle(conn)
     with conn.transaction():
         conn.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (f"{lock_millis}ms",))
+        if hold is not None:
+            hold(conn)
         yield
 
 

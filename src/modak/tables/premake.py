@@ -14,7 +14,7 @@ import structlog
 from psycopg import sql
 
 from modak.core.axis import Axis, TierKey, Width
-from modak.core.errors import ModakError
+from modak.core.errors import ModakError, NotLeader
 from modak.core.faults import reach
 from modak.core.names import TableName, quote
 from modak.postgres import ddl
@@ -91,7 +91,7 @@ def partition_name(table: str, lower: TierKey, axis: Axis, taken: set[str]) -> s
     raise AssertionError("a thousand partitions of one name")
 
 
-def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, lock_millis: int = 50) -> Premade:
+def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, hold: ddl.Hold, lock_millis: int = 50) -> Premade:
     """Make what the plan says; a busy table, or one that refuses, leaves the rest to the next cycle."""
     made: list[NewPartition] = []
     taken = _taken(conn, plan) if plan.make else set()
@@ -102,7 +102,9 @@ def run(plan: PremakePlan, conn: psycopg.Connection, axis: Axis, lock_millis: in
         taken.add(partition.name)
         reach("premake.before_attach")
         try:
-            done = ddl.attempt(conn, _create_and_attach(plan.table, partition, axis), lock_millis=lock_millis)
+            done = ddl.attempt(conn, _create_and_attach(plan.table, partition, axis), lock_millis, hold)
+        except NotLeader:
+            raise
         except ModakError as error:
             # Rows of the DEFAULT partition in the way, for example. Tiering goes on; the operator is told.
             log.warning("premake.failed", table=str(plan.table), partition=partition.name, because=error.message)

@@ -17,7 +17,7 @@ from modak.catalog import oplock, spill
 from modak.catalog.journal import Journal
 from modak.catalog.records import OpRecord, TableState
 from modak.catalog.write import CatalogWriter
-from modak.core.errors import Conflict, ModakError
+from modak.core.errors import Conflict, ModakError, NotLeader
 from modak.core.faults import reach
 from modak.core.ids import OpId
 from modak.core.names import TableName
@@ -87,7 +87,7 @@ def discard_operation(site: Site, location: str, op: OpRecord) -> int:
 def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
     """Remove what a landed operation left over; while a pin needs some of it, the operation stays unfinished."""
     if op.kind == "register":
-        if state.cutline.t is None or open_spill(site, state.table.name):
+        if state.cutline.t is None or open_spill(site, writer, state.table.name):
             Journal(writer).finish(op.op_id)
         return 0
     if op.cleanup.get("withdraw"):
@@ -118,11 +118,13 @@ def _tidy_folders(site: Site, state: TableState, op: OpRecord) -> int:
     return removed + _delete(site, _stray_data(site, state, op))
 
 
-def open_spill(site: Site, name: TableName) -> bool:
+def open_spill(site: Site, writer: CatalogWriter, name: TableName) -> bool:
     """Let plain INSERTs of historical rows reach the delta where no partition is in the way; False: busy, ask again."""
     try:
         with site.connect(autocommit=True) as conn:
-            spill.enable(conn, name)
+            spill.enable(conn, name, writer.hold)
+    except NotLeader:
+        raise
     except ModakError as error:
         log.info("spill.not_enabled", table=str(name), because=error.message)
         return error.code != "postgres.busy"

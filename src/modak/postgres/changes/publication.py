@@ -15,7 +15,7 @@ from psycopg import sql
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres.connect import translate
-from modak.postgres.ddl import attempt
+from modak.postgres.ddl import Hold, attempt
 
 _WITH_GENERATED = 180_000
 """The server version from which on stored generated columns can be published."""
@@ -82,14 +82,14 @@ def published(conn: psycopg.Connection[Any], name: str) -> tuple[TableName, ...]
         raise translate(error) from error
 
 
-def write_full_rows(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName, ...]:
+def write_full_rows(conn: psycopg.Connection[Any], table: TableName, hold: Hold | None = None) -> tuple[TableName, ...]:
     """Set REPLICA IDENTITY FULL on the table and all its partitions; those whose lock was not free are given back."""
-    return tuple(name for name in not_full(conn, table) if not _set_identity(conn, name, "FULL"))
+    return tuple(name for name in not_full(conn, table) if not _set_identity(conn, name, "FULL", hold))
 
 
 def write_default_identity(conn: psycopg.Connection[Any], tables: Sequence[TableName]) -> tuple[TableName, ...]:
     """Set REPLICA IDENTITY back to the primary key; those tables whose lock was not free are given back."""
-    return tuple(name for name in tables if not _set_identity(conn, name, "DEFAULT"))
+    return tuple(name for name in tables if not _set_identity(conn, name, "DEFAULT", None))
 
 
 def not_full(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName, ...]:
@@ -100,12 +100,12 @@ def not_full(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName
         raise translate(error) from error
 
 
-def _set_identity(conn: psycopg.Connection[Any], table: TableName, identity: str) -> bool:
+def _set_identity(conn: psycopg.Connection[Any], table: TableName, identity: str, hold: Hold | None) -> bool:
     reach("identity.setting")
     statement = sql.SQL("ALTER TABLE ONLY {} REPLICA IDENTITY {}").format(
         sql.Identifier(table.schema, table.name), sql.SQL("FULL" if identity == "FULL" else "DEFAULT")
     )
-    done = attempt(conn, statement)
+    done = attempt(conn, statement, hold=hold)
     reach("identity.set")
     return done
 

@@ -138,7 +138,7 @@ def _to_tiered(site: Site, state: TableState) -> int:
     heap = _checked(site, record, "tiered")
     finish_operations(site, site.writer(None), state)
     _empty_and_switch(site, record, heap)
-    open_spill(site, record.name)
+    open_spill(site, site.writer(None), record.name)
     log.info("convert.done", table=str(record.name), mode="tiered")
     return 0
 

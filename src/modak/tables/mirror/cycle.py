@@ -105,7 +105,7 @@ def _cycle(site: Site, epoch: Epoch, name: TableName) -> MirrorReport:
     for op, removed in finish_operations(site, writer, state):
         log.info("repair.cleaned", table=str(name), op=op.op_id, kind=op.kind, files_removed=removed)
     with site.connect(autocommit=True) as conn:
-        busy = ensure_identity(conn, state.table)
+        busy = ensure_identity(conn, state.table, writer.hold)
         if busy:
             log.info("mirror.identity_deferred", table=str(name), relations=[str(each) for each in busy])
         noted = _note_leaves(conn, writer, state)
@@ -122,13 +122,13 @@ def _age(site: Site, epoch: Epoch, conn: Conn, name: TableName, report: MirrorRe
     """Partitions are made ahead and fall behind, and corrections of what has left the heap go into the lake."""
     writer = site.writer(epoch)
     sync(site, conn, writer, name)
-    open_spill(site, name)
+    open_spill(site, writer, name)
     observed = observe(site, conn, name)
     planned = plan_premake(observed.state, site.settings.tiering.premake_partitions, observed.heap.time_zone)
-    premade = premake.run(planned, conn, observed.record.axis)
+    premade = premake.run(planned, conn, observed.record.axis, writer.hold)
     if premade.made:
         sync(site, conn, writer, name)
-        ensure_identity(conn, observed.record)
+        ensure_identity(conn, observed.record, writer.hold)
     retired = retire(site, epoch, conn, name)
     folded = None if _columns_differ(site, conn, observed.record) else fold(site, epoch, name)
     return replace(report, retired=retired, folded=folded, premade=tuple(part.name for part in premade.made))

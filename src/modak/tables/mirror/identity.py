@@ -23,14 +23,14 @@ Conn = psycopg.Connection[Any]
 _OID = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text))::oid"
 
 
-def ensure_identity(conn: Conn, table: TableRecord) -> tuple[TableName, ...]:
+def ensure_identity(conn: Conn, table: TableRecord, hold: ddl.Hold | None = None) -> tuple[TableName, ...]:
     """Put replica identity and TRUNCATE guards where they are missing; those that were busy are given back.
 
     `conn` is in autocommit mode. Cheap when there is nothing to do: one query each.
     """
-    busy = set(write_full_rows(conn, table.name))
+    busy = set(write_full_rows(conn, table.name, hold))
     for leaf in unguarded(conn, table):
-        if not _guard(conn, table, leaf):
+        if not _guard(conn, table, leaf, hold):
             busy.add(leaf)
     return tuple(sorted(busy, key=str))
 
@@ -52,11 +52,12 @@ def remove_guards(conn: Conn, table_id: int) -> bool:
     return done
 
 
-def _guard(conn: Conn, table: TableRecord, leaf: TableName) -> bool:
+def _guard(conn: Conn, table: TableRecord, leaf: TableName, hold: ddl.Hold | None) -> bool:
     reach("mirror.before_guard")
     oid = conn.execute(_OID, (leaf.schema, leaf.name)).fetchone()
     if oid is None or oid[0] is None:
         return True
-    done = ddl.attempt(conn, f"SELECT modak.install_truncate_guard({table.table_id:d}, {int(oid[0]):d})")
+    install = f"SELECT modak.install_truncate_guard({table.table_id:d}, {int(oid[0]):d})"
+    done = ddl.attempt(conn, install, hold=hold)
     reach("mirror.after_guard")
     return done

@@ -73,7 +73,7 @@ def register(site: Site, request: RegisterRequest) -> Registered:
         _refuse_differences(site, known, request, heap)
         if known.mode == "mirrored":
             return _anchored(site, known, found, created=False)
-        open_spill(site, request.table)
+        open_spill(site, site.writer(None), request.table)
         return _registered(site, known, found, created=False)
     found.refuse_if_wrong(request.table)
     assert shape is not None
@@ -92,7 +92,7 @@ def _anchored(site: Site, record: TableRecord, found: Preflight, *, created: boo
     from modak.tables.mirror.anchor import anchor
 
     if site.reader.state(record.name).cutline.t is not None:
-        open_spill(site, record.name)
+        open_spill(site, site.writer(None), record.name)
     rows = anchor(site, record.name)
     done = _registered(site, record, found, created=created)
     return replace(done, rows_copied=rows)
@@ -148,7 +148,7 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
     except ModakError as error:
         _give_up(site, writer, config.location, op_id, error)
         raise
-    if shape.cut_line is None or open_spill(site, request.table):
+    if shape.cut_line is None or open_spill(site, site.writer(None), request.table):
         Journal(writer).finish(op_id)
 
 

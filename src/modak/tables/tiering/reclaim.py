@@ -19,7 +19,8 @@ from psycopg import sql
 from modak.catalog import capture, pins, spill
 from modak.catalog.lease import Epoch
 from modak.catalog.records import PartitionRecord
-from modak.core.errors import ModakError
+from modak.catalog.write import CatalogWriter
+from modak.core.errors import ModakError, NotLeader
 from modak.core.faults import reach
 from modak.core.states import PartitionState
 from modak.postgres import ddl
@@ -76,14 +77,14 @@ def reclaim(
             if holder is not None:
                 _defer(observed, part, f"process {holder} has a long transaction open on it or on what it refers to")
                 break
-            if not _detach(conn, observed, part):
+            if not _detach(site.writer(epoch), conn, observed, part):
                 _defer(observed, part, "the table is busy")
                 break
             if not _drop(site, epoch, observed, part):
                 break
         log.info("reclaim.dropped", table=str(plan.table), partition=part.name)
         dropped.append(part.name)
-    _widen_spill(conn, observed, set(dropped))
+    _widen_spill(site.writer(epoch), conn, observed, set(dropped))
     return Reclaimed(tuple(dropped))
 
 
@@ -126,7 +127,7 @@ def _in_the_way(site: Site, conn: psycopg.Connection[Any], observed: Observed, p
     return next((pid for transaction, pid in before if transaction in still), None)
 
 
-def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
+def _detach(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Observed, part: PartitionRecord) -> bool:
     leaf = observed.leaves.get(part.name)
     if leaf is None:
         return True
@@ -137,12 +138,14 @@ def _detach(conn: psycopg.Connection[Any], observed: Observed, part: PartitionRe
     reach("reclaim.before_detach")
     if has_default:
         # Postgres detaches concurrently only without a DEFAULT partition.
-        done = ddl.attempt(conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, child), LOCK_MILLIS)
+        statement = sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, child)
+        done = ddl.attempt(conn, statement, LOCK_MILLIS, writer.hold)
     else:
         how = sql.SQL("FINALIZE" if leaf.detach_pending else "CONCURRENTLY")
-        done = ddl.attempt_outside(
-            conn, sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how), LOCK_MILLIS
-        )
+        statement = sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how)
+        # It allows no transaction around it, so one beside it holds the epoch.
+        with writer.step():
+            done = ddl.attempt_outside(conn, statement, LOCK_MILLIS)
     reach("reclaim.after_detach")
     return done
 
@@ -179,7 +182,7 @@ def _is_the_exported_one(conn: psycopg.Connection[Any], observed: Observed, part
     return watch.holds and row[0] == part.relfilenode
 
 
-def _widen_spill(conn: psycopg.Connection[Any], observed: Observed, dropped: set[str]) -> None:
+def _widen_spill(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Observed, dropped: set[str]) -> None:
     """Let plain INSERTs of historical rows reach the delta for all that has left the heap."""
     found = spill.find(conn, observed.record.table_id)
     if found is None:
@@ -190,8 +193,10 @@ def _widen_spill(conn: psycopg.Connection[Any], observed: Observed, dropped: set
     records = [part.lower for part in observed.records.values() if part.name not in dropped]
     floor = min([*(lower for lower in (*leaves, *records) if lower is not None), observed.state.cut_line])
     try:
-        if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS):
+        if floor > found.upper and not spill.widen(conn, observed.record.table_id, floor, LOCK_MILLIS, writer.hold):
             log.info("spill.deferred", table=str(observed.record.name), reason="the table is busy")
+    except NotLeader:
+        raise
     except ModakError as error:
         # A row in the spill, which is an alarm of its own; everything else goes on.
         log.error("spill.not_widened", table=str(observed.record.name), because=error.message, hint=error.hint)

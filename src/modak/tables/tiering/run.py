@@ -92,7 +92,7 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
         sync(site, conn, writer, name)
         observed = observe(site, conn, name)
         ahead = _premake(site, observed)
-        premade = premake.run(ahead, conn, observed.record.axis)
+        premade = premake.run(ahead, conn, observed.record.axis, writer.hold)
         if premade.made:
             sync(site, conn, writer, name)
             observed = observe(site, conn, name)

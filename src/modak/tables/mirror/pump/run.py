@@ -353,7 +353,7 @@ class Pump:
             name = name_of(conn, record)
             if name != record.name:
                 record = self._renamed(record, name)
-            ensure_identity(conn, record)
+            ensure_identity(conn, record, self._writer.hold)
             self._heap = describe(conn, record.name, record.tier_key)
         return record
 
