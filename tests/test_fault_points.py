@@ -59,6 +59,22 @@ CRASH_TESTS = (
 )
 """Modules whose tests are parametrized by `point`, or that list in VISITED what they crash at."""
 
+KILL_TESTS = (
+    "tests.catalog.test_kill_aside",
+    "tests.entities.test_kill",
+    "tests.ingest.test_kill",
+    "tests.maintenance.test_kill",
+    "tests.measurements.test_cluster",
+    "tests.measurements.test_crash",
+    "tests.measurements.test_export",
+    "tests.mirror.test_copy_kill",
+    "tests.tables.test_fold_kill",
+    "tests.tables.test_kill",
+    "tests.tables.test_kill_aside",
+    "tests.tables.test_retention_kill",
+)
+"""Modules that list in KILLED where a real process dies in them by SIGKILL."""
+
 
 def calls() -> list[str]:
     """What `reach` is given, as it stands in the source."""

@@ -31,6 +31,7 @@ from modak.measurements.leases import READERS, Readers
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.snapshot import ExportSnapshot
+from modak.runtime import demo
 from modak.storage.objects import Objects
 from modak.storage.store import Store
 from tests.catalog.build import Built, build, scalar
@@ -52,6 +53,8 @@ TERMINATE = ("catalog.before_terminate", "catalog.after_terminate")
 FORGET = ("spill.before_forget", "spill.after_forget")
 REPAIR = ("repair.before_terminate", "repair.after_terminate")
 ABORT = ("files.before_abort", "files.aborted")
+DEMO = ("demo.before_create", "demo.after_create")
+PROFILE = ("profiles.before_create", "profiles.created")
 READ = ("lease.before_register", "lease.registered")
 KILLED = (
     *MIGRATION,
@@ -65,6 +68,8 @@ KILLED = (
     *REPAIR,
     "files.before_create",
     *ABORT,
+    *DEMO,
+    *PROFILE,
     *READ,
 )
 """Every point at which a process dies here."""
@@ -244,6 +249,26 @@ def test_files_of_a_killed_writer_lie_in_its_folder_and_go_with_it(place: Place,
     assert pq.read_table(local_path(file.path))["k"].to_pylist() == [1, 2, 3]
     assert store.delete_prefix(folder) == len(left) + 1
     assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("point", DEMO)
+def test_a_demo_that_is_killed_at_its_start_has_the_whole_table_or_none(
+    place: Place, fresh_database: Dsn, point: str
+) -> None:
+    place.dies(point, "demo")
+    with connect(fresh_database) as conn:
+        assert demo.has_user_tables(conn) == (point == "demo.after_create")
+    assert place.again("demo")
+    with connect(fresh_database) as conn:
+        assert scalar(conn, "SELECT count(*) FROM public.events") == 1000
+
+
+@pytest.mark.parametrize("point", PROFILE)
+def test_a_profile_is_made_at_the_second_try_and_there_is_one_default(place: Place, catalog: Dsn, point: str) -> None:
+    place.dies(point, "profile", "cold")
+    assert len(CatalogReader(catalog).profiles()) == (1 if point == "profiles.created" else 0)
+    place.again("profile", "cold")
+    assert [(one.name, one.is_default) for one in CatalogReader(catalog).profiles()] == [("cold", True)]
 
 
 @pytest.mark.parametrize("point", READ)

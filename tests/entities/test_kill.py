@@ -39,6 +39,7 @@ STRUCK = [
     )
     for point in sorted(points)
 ]
+KILLED = {point for _, point in STRUCK}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

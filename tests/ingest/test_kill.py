@@ -31,6 +31,8 @@ LOAD = {
     **dict.fromkeys(loading.ADOPTING, "adopt"),
     **dict.fromkeys(loading.SWEEPING, "sweep"),
 }
+INGEST = (*ingesting.POINTS, *ingesting.SHARED)
+KILLED = (*INGEST, *LOAD)
 
 
 def _killed(site: Site, point: str, *words: str) -> None:
@@ -68,7 +70,7 @@ def alive(fresh_database: object, warehouse: str, spark_home: Path, gateway: obj
 def test_an_ingest_that_is_killed_anywhere_happens_once(alive: Events, warehouse: str, tmp_path: Path) -> None:
     site, rows = alive.site, {(i, i, f"row {i}") for i in range(251)}
     truth = Invariants(site.dsn, warehouse)
-    for number, point in enumerate((*ingesting.POINTS, *ingesting.SHARED)):
+    for number, point in enumerate(INGEST):
         base = 1000 + 10 * number
         whole: list[Row] = [(base, 10, point), (number, number, point)]
         wide: list[Row] = [(base + 2, 12, point), (base + 3, 150, point)]

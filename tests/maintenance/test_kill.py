@@ -12,7 +12,7 @@ __all__ = ["corrected", "place"]
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
-STRUCK = (
+KILLED = (
     "requests.after_claim",
     "maintenance.after_begin",
     "rewrite.before_tasks",
@@ -44,7 +44,7 @@ def worn(corrected: Place) -> Place:
     return corrected
 
 
-@pytest.mark.parametrize("struck", STRUCK)
+@pytest.mark.parametrize("struck", KILLED)
 def test_after_a_kill_in_a_pass_the_next_worker_finishes_it(worn: Place, struck: str) -> None:
     worn.start("daemon", "--kill", struck).dies()
     assert worn.truth.everything() == EXPECTED

@@ -36,7 +36,7 @@ from modak.storage.objects import Objects
 from tests.measurements.compactor import run
 from tests.measurements.support import HOUR, NOW, data_files, fill, manager
 
-VISITED = (
+KILLED = VISITED = (
     "watcher.before_apply",
     "watcher.applied",
     "watcher.file_removed",
@@ -308,10 +308,10 @@ def watcher_of(dsn: Dsn, pending: Path, lease: Lease) -> CompletionWatcher:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Kill at every point; in the everyday run only at one that is drawn."""
     if "killed_at" in metafunc.fixturenames:
-        drawn = random.Random(int(metafunc.config.getoption("randomly_seed", 0))).choice(VISITED)
+        drawn = random.Random(int(metafunc.config.getoption("randomly_seed", 0))).choice(KILLED)
         full = pytest.mark.full
         metafunc.parametrize(
-            "killed_at", [pytest.param(point, marks=() if point == drawn else (full,)) for point in VISITED]
+            "killed_at", [pytest.param(point, marks=() if point == drawn else (full,)) for point in KILLED]
         )
 
 

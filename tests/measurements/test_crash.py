@@ -223,6 +223,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 BUCKET_POINTS = tuple(point for point in POINTS if point not in ("objects.draft_written", "objects.named"))
 AFTER = ("recovery.before_outputs", "recovery.outputs_removed", "claim.acquired", "manifest.moved", "objects.deleted")
 """Points that a recovery passes which finds a job that did not commit."""
+KILLED = {*POINTS, *AFTER}
 ODD_FILE = "db/cpu/2026/11/01/09/cpu_20261101_090000_999999999.parquet"
 
 

@@ -57,7 +57,7 @@ VISITED = (
     "export.before_forget",
     "export.forgotten",
 )
-EXPORTING = VISITED[:7]
+KILLED = EXPORTING = VISITED[:7]
 """The points that a first export passes."""
 
 

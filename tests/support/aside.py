@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from modak import config
-from modak.catalog import pins, spill
+from modak.catalog import pins, profiles, spill
 from modak.catalog.journal import Journal
 from modak.catalog.migrate import migrate
 from modak.catalog.records import Pin
@@ -31,6 +31,7 @@ from modak.lake.model import DataFile, LakeColumn, Layout
 from modak.measurements.leases import Lease
 from modak.postgres.connect import connect
 from modak.postgres.place import dsn_of
+from modak.runtime import demo
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
 from modak.storage.objects import Objects
@@ -57,6 +58,18 @@ def _begin(settings: Settings, table: str) -> Pin:
 def _renew(settings: Settings, pin: str) -> bool:
     with _open(settings) as conn:
         return pins.renew(conn, int(pin))
+
+
+def _demo(settings: Settings, _: str) -> bool:
+    with connect(dsn_of(settings)) as conn:
+        if not demo.exists(conn):
+            demo.create(conn, rows=1000)
+        return demo.exists(conn)
+
+
+def _profile(settings: Settings, name: str) -> None:
+    with connect(dsn_of(settings)) as conn:
+        profiles.create(conn, name, "file:///srv/lake", default=True)
 
 
 def _end(settings: Settings, pin: str) -> bool:
@@ -115,11 +128,13 @@ def _read(_: Settings, store: str) -> Lease:
 ACTS: dict[str, Act] = {
     "abort": _abort,
     "begin": _begin,
+    "demo": _demo,
     "end": _end,
     "forget": _forget,
     "landed": _landed,
     "migrate": _migrate,
     "note": _note,
+    "profile": _profile,
     "read": _read,
     "renew": _renew,
     "repair": _repair,

@@ -22,7 +22,9 @@ from modak.core.names import TableName
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
+from modak.tables.amend import update, upsert
 from modak.tables.fold import plan as fold_plan
+from modak.tables.foreign import accept
 from modak.tables.mirror import chunks
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
@@ -85,11 +87,14 @@ def _repair(site: Site) -> None:
 
 
 ACTS = {
+    "accept": lambda site: accept(site, TABLE),
     "daemon": _daemon,
     "repair": _repair,
     "register": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts")),
     "mirror": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", mode="mirrored", chunk_rows=50)),
     "unregister": lambda site: unregister(site, TABLE, drop_lake=True),
+    "update": lambda site: update(site, TABLE, {"id": 5, "ts": 5}, {"body": "corrected"}),
+    "upsert": lambda site: upsert(site, TABLE, {"id": 5, "ts": 5, "body": "corrected"}),
 }
 
 

@@ -48,6 +48,7 @@ STRUCK_WHEN_LARGE = (
     "catalog.after_commit",
 )
 """From where Spark has written the rows, and the delta is emptied while the commit is prepared."""
+KILLED = (*STRUCK, *STRUCK_WHEN_LARGE)
 EXPECTED: set[Row] = {row for row in ROWS if row[0] not in (5, 150)} | {(5, 5, "corrected"), (900, 60, "new")}
 
 

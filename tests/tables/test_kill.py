@@ -29,7 +29,13 @@ from tests.spark_fixtures import QUICK_JAVA
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 from tests.tables.invariants import Invariants, Row
-from tests.tables.test_crash_points import LEFTOVER_POINTS, LIFE_POINTS, REPAIR_POINTS, SHORT_LIFE_POINTS
+from tests.tables.test_crash_points import (
+    LEFTOVER_POINTS,
+    LIFE_POINTS,
+    REPAIR_POINTS,
+    SHORT_LIFE_POINTS,
+    TASK_POINTS,
+)
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -67,16 +73,21 @@ IN_THE_DAEMON = (
     "lease.before_renew",
 )
 IN_THE_REPAIR = (*REPAIR_POINTS, *LEFTOVER_POINTS)
-EVERYWHERE = (*IN_REGISTER, *IN_THE_DAEMON, *IN_THE_REPAIR, *IN_UNREGISTER, *AT_THE_END)
+EVERYWHERE = (*IN_REGISTER, *IN_THE_DAEMON, *TASK_POINTS, *IN_THE_REPAIR, *IN_UNREGISTER, *AT_THE_END)
+KILLED = EVERYWHERE
 SAMPLE = 1
 SLEEPS = (
+    "partitions.before_sync",
+    "premake.before_attach",
     "seal.before_trigger",
     "export.before_tasks",
     "export.after_tasks",
     "landing.before_prepare",
     "landing.prepared",
     "catalog.before_commit",
+    "reclaim.before_detach",
     "reclaim.before_drop",
+    "spill.before_widen",
 )
 
 
@@ -250,7 +261,9 @@ def _kill(place: Place, point: str) -> None:
         worker.process.send_signal(signal.SIGTERM)
         worker.dies()
     else:
-        place.start("daemon", "--register", "--kill", point).dies()
+        # A task is a part of the process that is struck only where it runs in it.
+        light = ("--light",) if point in TASK_POINTS else ()
+        place.start("daemon", "--register", "--kill", point, *light).dies()
 
 
 def _kill_while_leaving(place: Place, point: str) -> None:

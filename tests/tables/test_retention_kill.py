@@ -14,14 +14,14 @@ from tests.tables.conftest import settings_for
 from tests.tables.events import Events
 from tests.tables.invariants import EVENTS
 from tests.tables.test_kill import Place, place, until
-from tests.tables.test_retention import POINTS
+from tests.tables.test_retention import POINTS as KILLED
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 __all__ = ["place"]
 
 
-@pytest.mark.parametrize("killed_in", POINTS)
+@pytest.mark.parametrize("killed_in", KILLED)
 def test_after_a_kill_in_a_retention_the_next_worker_goes_on(
     place: Place,
     warehouse: str,
