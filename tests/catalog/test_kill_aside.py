@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from modak import config
-from modak.catalog import pins, spill
+from modak.catalog import operators, pins, spill
 from modak.catalog.journal import Journal
 from modak.catalog.migrate import check, known, migrate
 from modak.catalog.read import CatalogReader
@@ -55,6 +55,13 @@ REPAIR = ("repair.before_terminate", "repair.after_terminate")
 ABORT = ("files.before_abort", "files.aborted")
 DEMO = ("demo.before_create", "demo.after_create")
 PROFILE = ("profiles.before_create", "profiles.created")
+PAUSE = ("operators.before_pause", "operators.after_pause")
+RESUME = ("operators.before_resume", "operators.after_resume")
+REQUEST = ("operators.before_request", "operators.after_request")
+FILE = ("requests.before_file", "requests.after_file")
+POLICY = ("policy.before_edit", "policy.after_edit")
+ASK = ("erasures.before_ask", "erasures.after_ask")
+WITHDRAW = ("erasures.before_withdraw", "erasures.after_withdraw")
 READ = ("lease.before_register", "lease.registered")
 KILLED = (
     *MIGRATION,
@@ -70,6 +77,13 @@ KILLED = (
     *ABORT,
     *DEMO,
     *PROFILE,
+    *PAUSE,
+    *RESUME,
+    *REQUEST,
+    *FILE,
+    *POLICY,
+    *ASK,
+    *WITHDRAW,
     *READ,
 )
 """Every point at which a process dies here."""
@@ -266,9 +280,57 @@ def test_a_demo_that_is_killed_at_its_start_has_the_whole_table_or_none(
 @pytest.mark.parametrize("point", PROFILE)
 def test_a_profile_is_made_at_the_second_try_and_there_is_one_default(place: Place, catalog: Dsn, point: str) -> None:
     place.dies(point, "profile", "cold")
-    assert len(CatalogReader(catalog).profiles()) == (1 if point == "profiles.created" else 0)
+    before = {one.name for one in CatalogReader(catalog).profiles()}
+    assert before == ({"default", "cold"} if point == "profiles.created" else {"default"})
     place.again("profile", "cold")
-    assert [(one.name, one.is_default) for one in CatalogReader(catalog).profiles()] == [("cold", True)]
+    defaults = {one.name: one.is_default for one in CatalogReader(catalog).profiles()}
+    assert defaults == {"cold": True, "default": False}
+
+
+@pytest.mark.parametrize("point", [*PAUSE, *RESUME])
+def test_a_table_is_held_back_and_let_go_at_the_second_try(
+    place: Place, conn: Conn, catalog: Dsn, table: Built, point: str
+) -> None:
+    act = "pause" if point in PAUSE else "resume"
+    if act == "resume":
+        place.again("pause", table.table_id)
+    place.dies(point, act, table.table_id)
+    assert place.again(act, table.table_id) == (".before" in point)
+    assert (table.table_id in operators.pauses(conn)) == (act == "pause")
+
+
+@pytest.mark.parametrize("point", [*REQUEST, *FILE])
+def test_a_pass_is_asked_for_once_though_the_first_who_asked_was_killed(
+    place: Place, conn: Conn, catalog: Dsn, table: Built, point: str
+) -> None:
+    act, on = ("request", table.table_id) if point in REQUEST else ("file", table.name)
+    place.dies(point, act, on)
+    place.again(act, on)
+    assert scalar(conn, "SELECT count(*) FROM modak.maintenance_requests") == 1
+
+
+@pytest.mark.parametrize("point", POLICY)
+def test_a_policy_is_edited_at_the_second_try(place: Place, conn: Conn, catalog: Dsn, table: Built, point: str) -> None:
+    place.dies(point, "policy", table.name)
+    own = "SELECT maintenance_policy FROM modak.tables"
+    assert scalar(conn, own) == ({"orphan_grace_hours": 1} if point == "policy.after_edit" else {})
+    place.again("policy", table.name)
+    assert scalar(conn, own) == {"orphan_grace_hours": 1}
+
+
+@pytest.mark.parametrize("point", [*ASK, *WITHDRAW])
+def test_an_erasure_is_asked_for_and_taken_back_at_the_second_try(
+    place: Place, conn: Conn, catalog: Dsn, table: Built, point: str
+) -> None:
+    if point in ASK:
+        place.dies(point, "ask", table.name)
+        assert scalar(conn, "SELECT count(*) FROM modak.erasures") == (1 if point == "erasures.after_ask" else 0)
+        assert place.again("ask", table.name)
+        return
+    asked = place.again("ask", table.name)
+    place.dies(point, "withdraw", asked)
+    assert place.again("withdraw", asked) == (point == "erasures.before_withdraw")
+    assert scalar(conn, "SELECT count(*) FROM modak.erasures WHERE answered_at IS NULL") == 0
 
 
 @pytest.mark.parametrize("point", READ)

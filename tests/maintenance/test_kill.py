@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from modak.core.states import OpPhase
+from modak.runtime.opening import open_site
+from modak.tables.maintenance import erasures
+from tests.tables.conftest import settings_for
 from tests.tables.test_fold_kill import EXPECTED, corrected
 from tests.tables.test_kill import Place, place, until
 
@@ -12,8 +15,10 @@ __all__ = ["corrected", "place"]
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
-KILLED = (
+IN_A_PASS = (
+    "requests.before_claim",
     "requests.after_claim",
+    "maintenance.before_begin",
     "maintenance.after_begin",
     "rewrite.before_tasks",
     "rewrite.bin_started",
@@ -28,6 +33,23 @@ KILLED = (
     "health.before_write",
     "health.after_write",
 )
+IN_AN_ERASURE = (
+    "erasures.before_claim",
+    "erasures.after_claim",
+    "erase.before_heap",
+    "erase.after_heap",
+    "erase.before_hide",
+    "erase.after_hide",
+    "erasures.before_erased",
+    "erasures.after_erased",
+    "erasures.before_finish",
+    "erasures.after_finish",
+    "erasures.before_answer",
+    "erasures.after_answer",
+)
+ERASING_BY_HAND = ("erasures.before_begin", "erasures.after_begin")
+KILLED = (*IN_A_PASS, *IN_AN_ERASURE, *ERASING_BY_HAND)
+ERASED = {row for row in EXPECTED if row[0] not in (5, 220)}
 
 
 @pytest.fixture
@@ -44,7 +66,7 @@ def worn(corrected: Place) -> Place:
     return corrected
 
 
-@pytest.mark.parametrize("struck", KILLED)
+@pytest.mark.parametrize("struck", IN_A_PASS)
 def test_after_a_kill_in_a_pass_the_next_worker_finishes_it(worn: Place, struck: str) -> None:
     worn.start("daemon", "--kill", struck).dies()
     assert worn.truth.everything() == EXPECTED
@@ -61,3 +83,36 @@ def test_after_a_kill_in_a_pass_the_next_worker_finishes_it(worn: Place, struck:
     assert worn.truth.sql("SELECT error FROM modak.maintenance_requests") == [(None,)]
     kinds = {op.kind: op.phase for op in worn.truth.reader.history(worn.truth.state.table.table_id)}
     assert kinds["maintenance"] in (OpPhase.DONE, OpPhase.ABANDONED)
+
+
+@pytest.fixture
+def asked(corrected: Place) -> Place:
+    """Somebody has asked for the erasure of a row of the heap and one of the lake, which the delta corrects."""
+    with open_site(settings_for(corrected.truth.dsn, corrected.truth.warehouse, corrected.home / "asking")) as site:
+        erasures.ask(site, corrected.truth.name, "id = 5 OR id = 220")
+    return corrected
+
+
+def _erased(place: Place) -> bool:
+    (found,) = place.truth.sql("SELECT answered_at IS NOT NULL AND finished_at IS NOT NULL FROM modak.erasures")
+    return bool(found[0]) and not place.truth.reader.unfinished_ops()
+
+
+@pytest.mark.parametrize("struck", IN_AN_ERASURE)
+def test_after_a_kill_in_an_erasure_the_next_worker_erases_the_rest(asked: Place, struck: str) -> None:
+    asked.start("daemon", "--kill", struck).dies()
+    after = asked.start("daemon")
+    until(lambda: _erased(asked), "the rows are not erased", asked.workers)
+    after.terminate()
+    assert asked.truth.everything() == ERASED
+    assert asked.truth.sql("SELECT error, condition FROM modak.erasures") == [(None, None)]
+    asked.truth.check_files()
+
+
+@pytest.mark.parametrize("struck", ERASING_BY_HAND)
+def test_who_is_killed_before_the_first_row_is_erased_erases_again(corrected: Place, struck: str) -> None:
+    corrected.start("erase", "--kill", struck).dies()
+    assert corrected.truth.everything() == EXPECTED
+    assert corrected.start("erase").ends() == 0
+    assert corrected.truth.everything() == ERASED
+    corrected.truth.check_journal()

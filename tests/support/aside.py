@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from modak import config
-from modak.catalog import pins, profiles, spill
+from modak.catalog import operators, pins, profiles, spill
 from modak.catalog.journal import Journal
 from modak.catalog.migrate import migrate
 from modak.catalog.records import Pin
@@ -35,6 +35,7 @@ from modak.runtime import demo
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
 from modak.storage.objects import Objects
+from modak.tables.maintenance import erasures, policy, requests
 from modak.tables.repair import repair
 
 Act = Callable[[Settings, str], Any]
@@ -70,6 +71,41 @@ def _demo(settings: Settings, _: str) -> bool:
 def _profile(settings: Settings, name: str) -> None:
     with connect(dsn_of(settings)) as conn:
         profiles.create(conn, name, "file:///srv/lake", default=True)
+
+
+def _pause(settings: Settings, table_id: str) -> bool:
+    with connect(dsn_of(settings)) as conn:
+        return operators.pause(conn, int(table_id), "operator")
+
+
+def _resume(settings: Settings, table_id: str) -> bool:
+    with connect(dsn_of(settings)) as conn:
+        return operators.resume(conn, int(table_id))
+
+
+def _request(settings: Settings, table_id: str) -> tuple[int, bool]:
+    with connect(dsn_of(settings)) as conn:
+        return operators.request_maintenance(conn, int(table_id), "operator")
+
+
+def _file(settings: Settings, table: str) -> tuple[int, bool]:
+    with open_site(settings) as site:
+        return requests.file_request(site, TableName.parse(table))
+
+
+def _policy(settings: Settings, table: str) -> None:
+    with open_site(settings) as site:
+        policy.edit(site, TableName.parse(table), {"orphan_grace_hours": 1}, (), reset=False)
+
+
+def _ask(settings: Settings, table: str) -> int:
+    with open_site(settings) as site:
+        return erasures.ask(site, TableName.parse(table), "id = 5")
+
+
+def _withdraw(settings: Settings, erasure_id: str) -> bool:
+    with open_site(settings) as site:
+        return erasures.withdraw(site, int(erasure_id))
 
 
 def _end(settings: Settings, pin: str) -> bool:
@@ -127,18 +163,25 @@ def _read(_: Settings, store: str) -> Lease:
 
 ACTS: dict[str, Act] = {
     "abort": _abort,
+    "ask": _ask,
     "begin": _begin,
     "demo": _demo,
     "end": _end,
+    "file": _file,
     "forget": _forget,
     "landed": _landed,
     "migrate": _migrate,
     "note": _note,
+    "pause": _pause,
+    "policy": _policy,
     "profile": _profile,
     "read": _read,
     "renew": _renew,
     "repair": _repair,
+    "request": _request,
+    "resume": _resume,
     "sweep": _sweep,
+    "withdraw": _withdraw,
     "write": _write,
 }
 

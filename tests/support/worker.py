@@ -25,6 +25,7 @@ from modak.runtime.opening import open_site
 from modak.tables.amend import update, upsert
 from modak.tables.fold import plan as fold_plan
 from modak.tables.foreign import accept
+from modak.tables.maintenance.erase import erase_rows
 from modak.tables.mirror import chunks
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
@@ -81,6 +82,11 @@ def _daemon(site: Site) -> None:
     daemon.run(site, stop=stop)
 
 
+def _erase(site: Site) -> None:
+    with Leader.campaign(site, 60) as leader:
+        erase_rows(site, leader.epoch, TABLE, "id = 5 OR id = 220")
+
+
 def _repair(site: Site) -> None:
     with Leader.campaign(site, 60) as leader:
         repair(site, leader.epoch)
@@ -89,6 +95,7 @@ def _repair(site: Site) -> None:
 ACTS = {
     "accept": lambda site: accept(site, TABLE),
     "daemon": _daemon,
+    "erase": _erase,
     "repair": _repair,
     "register": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts")),
     "mirror": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", mode="mirrored", chunk_rows=50)),
