@@ -34,6 +34,8 @@ from modak.postgres.place import dsn_of
 from modak.runtime import demo
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
+from modak.runtime.publishing import publish
+from modak.runtime.withdrawing import withdraw_all
 from modak.storage.objects import Objects
 from modak.tables.maintenance import erasures, policy, requests
 from modak.tables.repair import repair
@@ -101,6 +103,16 @@ def _policy(settings: Settings, table: str) -> None:
 def _ask(settings: Settings, table: str) -> int:
     with open_site(settings) as site:
         return erasures.ask(site, TableName.parse(table), "id = 5")
+
+
+def _publish(settings: Settings, table: str) -> str:
+    with open_site(settings) as site:
+        return publish(site, TableName.parse(table))
+
+
+def _withdraw_all(settings: Settings, _: str) -> int:
+    with open_site(settings) as site:
+        return withdraw_all(site)
 
 
 def _withdraw(settings: Settings, erasure_id: str) -> bool:
@@ -175,6 +187,7 @@ ACTS: dict[str, Act] = {
     "pause": _pause,
     "policy": _policy,
     "profile": _profile,
+    "publish": _publish,
     "read": _read,
     "renew": _renew,
     "repair": _repair,
@@ -182,6 +195,7 @@ ACTS: dict[str, Act] = {
     "resume": _resume,
     "sweep": _sweep,
     "withdraw": _withdraw,
+    "withdraw-all": _withdraw_all,
     "write": _write,
 }
 
