@@ -1,7 +1,7 @@
 """A process for tests that end it the hard way: `python -m tests.measurements.compactor ROOT TEMP --do cycle`.
 
-It runs one cycle, recovery, export or look of the watcher with small waits; jobs run inside it, or in children of it
-with `--children`. Keys of a bucket and the address of a Postgres come in the environment, as they do for a worker.
+It runs one cycle, recovery, export, end of an export or look of the watcher with small waits; jobs run inside it, or in
+children of it with `--children`. Keys of a bucket and the address of a Postgres come in the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modak.core.clock import SystemClock
 from modak.core.faults import Fault
 from modak.measurements.cluster import PostgresBridge
 from modak.measurements.discover import Source
-from modak.measurements.exporting import export
+from modak.measurements.exporting import drop, export
 from modak.measurements.manager import Manager
 from modak.measurements.recovery import Recovery
 from modak.measurements.retention import Retention
@@ -80,6 +80,8 @@ def act(what: str, compactor: Manager, pending: Path) -> None:
             Recovery(compactor.state, compactor.claim_level).recover()
         case "export":
             export(compactor.state, Source("db", "cpu"), timedelta(0))
+        case "drop":
+            drop(compactor.state, Source("db", "cpu"))
         case "watch":
             watch(pending)
         case _:

@@ -57,8 +57,9 @@ VISITED = (
     "export.before_forget",
     "export.forgotten",
 )
-KILLED = EXPORTING = VISITED[:7]
+EXPORTING = VISITED[:7]
 """The points that a first export passes."""
+KILLED = VISITED
 
 
 def by_pyiceberg(objects: Objects, done: Exported, **how: Any) -> Rows:
@@ -233,20 +234,32 @@ def _kept(struck: str) -> tuple[timedelta, ...]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "killed_at" in metafunc.fixturenames:
-        drawn = random.Random(int(metafunc.config.getoption("randomly_seed", 0))).choice(EXPORTING)
+        drawn = random.Random(int(metafunc.config.getoption("randomly_seed", 0))).choice(KILLED)
         full = pytest.mark.full
         metafunc.parametrize(
-            "killed_at", [pytest.param(point, marks=() if point == drawn else (full,)) for point in EXPORTING]
+            "killed_at", [pytest.param(point, marks=() if point == drawn else (full,)) for point in KILLED]
         )
 
 
 def test_after_a_kill_of_an_exporter_the_next_one_goes_on(folder: Objects, tmp_path: Path, killed_at: str) -> None:
     expected = fill(folder, files=2)
-    assert run("--do", "export", "--kill", killed_at, root=tmp_path) == -9
     state = State(folder, SystemClock(), PATIENCE)
+    if killed_at not in EXPORTING:
+        export(state, SOURCE)
+        write(folder, table(points(HOUR, 2, host="new")))
+        expected += as_tuples(points(HOUR, 2, host="new"))
+        export(state, SOURCE)
+        state.clock.sleep(1.1)
+    act = "drop" if killed_at in VISITED[-4:] else "export"
+    assert run("--do", act, "--kill", killed_at, root=tmp_path) == -9
+    # The claim of the dead must have stood still for a while.
     state.clock.sleep(0.6)
+    if act == "drop":
+        drop(state, SOURCE)
+        assert list(folder.list("_iceberg")) == []
     done = export(state, SOURCE)
     assert by_pyiceberg(folder, done) == expected
+    assert all_rows(state) == expected
 
 
 @pytest.mark.parametrize(
