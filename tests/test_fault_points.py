@@ -68,6 +68,7 @@ KILL_TESTS = (
     "tests.measurements.test_crash",
     "tests.measurements.test_export",
     "tests.mirror.test_copy_kill",
+    "tests.profiles.test_kill",
     "tests.runtime.test_publishing_kill",
     "tests.tables.test_fold_kill",
     "tests.tables.test_kill",

@@ -39,6 +39,7 @@ from modak.runtime.withdrawing import withdraw_all
 from modak.storage.objects import Objects
 from modak.tables.maintenance import erasures, policy, requests
 from modak.tables.repair import repair
+from modak.tables.tiering.run import TieringReport, tier
 
 Act = Callable[[Settings, str], Any]
 
@@ -153,6 +154,11 @@ def _repair(settings: Settings, _: str) -> int:
         return repair(site, leader.epoch)
 
 
+def _tier(settings: Settings, table: str) -> TieringReport:
+    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
+        return tier(site, leader.epoch, TableName.parse(table))
+
+
 def _write(_: Settings, folder: str) -> list[DataFile]:
     return _written(folder).close()
 
@@ -194,6 +200,7 @@ ACTS: dict[str, Act] = {
     "request": _request,
     "resume": _resume,
     "sweep": _sweep,
+    "tier": _tier,
     "withdraw": _withdraw,
     "withdraw-all": _withdraw_all,
     "write": _write,
