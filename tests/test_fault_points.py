@@ -64,6 +64,7 @@ KILL_TESTS = (
     "tests.entities.test_kill",
     "tests.ingest.test_kill",
     "tests.maintenance.test_kill",
+    "tests.maintenance.test_kill_aside",
     "tests.measurements.test_cluster",
     "tests.measurements.test_crash",
     "tests.measurements.test_export",

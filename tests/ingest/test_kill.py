@@ -32,7 +32,7 @@ LOAD = {
     **dict.fromkeys(loading.SWEEPING, "sweep"),
 }
 INGEST = (*ingesting.POINTS, *ingesting.SHARED)
-KILLED = (*INGEST, *LOAD)
+KILLED = (*INGEST, *LOAD, "adopt.failed")
 
 
 def _killed(site: Site, point: str, *words: str) -> None:
@@ -112,3 +112,17 @@ def test_a_load_that_is_killed_anywhere_happens_once(alive: Events, warehouse: s
         truth.check_journal()
         truth.check_files()
     assert json.loads(json.dumps(alive.sql("SELECT DISTINCT state FROM modak.load_labels"))) == [["committed"]]
+
+
+def test_a_poisoned_label_whose_failing_was_killed_stays_failed_and_harms_nobody(alive: Events, tmp_path: Path) -> None:
+    site = alive.site
+    body, _ = loading._body(tmp_path / "body", 1000, "poisoned")
+    load(site, LoadRequest(alive.name, "poisoned", "jsonl"), body)
+    files = alive.sql("SELECT f ->> 'path' FROM modak.load_labels, jsonb_array_elements(files -> 'data') f")
+    Path(files[0][0].removeprefix("file://")).unlink()
+    _killed(site, "adopt.failed", "adopt")
+    assert alive.sql("SELECT state FROM modak.load_labels") == [("failed",)]
+    with Leader.campaign(site, 60) as leader:
+        repair(site, leader.epoch)
+        assert adopt(site, leader.epoch, alive.name).labels == 0
+    assert alive.everything() == {(i, i, f"row {i}") for i in range(251)}

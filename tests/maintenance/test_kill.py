@@ -102,6 +102,7 @@ def _erased(place: Place) -> bool:
 def test_after_a_kill_in_an_erasure_the_next_worker_erases_the_rest(asked: Place, struck: str) -> None:
     asked.start("daemon", "--kill", struck).dies()
     after = asked.start("daemon")
+    until(lambda: "leader.acquired" in after.events(), "nobody leads", asked.workers)
     until(lambda: _erased(asked), "the rows are not erased", asked.workers)
     after.terminate()
     assert asked.truth.everything() == ERASED

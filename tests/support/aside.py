@@ -37,7 +37,10 @@ from modak.runtime.opening import open_site
 from modak.runtime.publishing import publish
 from modak.runtime.withdrawing import withdraw_all
 from modak.storage.objects import Objects
+from modak.tables.fold.run import fold
 from modak.tables.maintenance import erasures, policy, requests
+from modak.tables.maintenance.loads import clean_failed_loads
+from modak.tables.maintenance.run import maintain
 from modak.tables.repair import repair
 from modak.tables.tiering.run import TieringReport, tier
 
@@ -159,6 +162,33 @@ def _tier(settings: Settings, table: str) -> TieringReport:
         return tier(site, leader.epoch, TableName.parse(table))
 
 
+def _maintain(settings: Settings, table: str) -> None:
+    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
+        maintain(site, leader.epoch, TableName.parse(table), engine="embedded")
+
+
+def _maintain_late(settings: Settings, key: str) -> None:
+    """A pass during whose rewrite the row of this key is deleted."""
+    name = TableName("public", "events")
+    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
+
+        def late(reached: str) -> None:
+            if reached == "rewrite.after_tasks":
+                faults.watch(None)
+                with site.connect(autocommit=True) as conn:
+                    table_id = site.reader.state(name).table.table_id
+                    conn.execute("SELECT modak.record_change(%s, %s, %s, NULL, NULL)", (table_id, key, int(key)))
+                fold(site, leader.epoch, name)
+
+        faults.watch(late)
+        maintain(site, leader.epoch, name, engine="embedded")
+
+
+def _clean_loads(settings: Settings, _: str) -> int:
+    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
+        return clean_failed_loads(site, site.writer(leader.epoch))
+
+
 def _write(_: Settings, folder: str) -> list[DataFile]:
     return _written(folder).close()
 
@@ -183,11 +213,14 @@ ACTS: dict[str, Act] = {
     "abort": _abort,
     "ask": _ask,
     "begin": _begin,
+    "clean-loads": _clean_loads,
     "demo": _demo,
     "end": _end,
     "file": _file,
     "forget": _forget,
     "landed": _landed,
+    "maintain": _maintain,
+    "maintain-late": _maintain_late,
     "migrate": _migrate,
     "note": _note,
     "pause": _pause,
