@@ -71,6 +71,7 @@ def test_after_a_kill_in_a_pass_the_next_worker_finishes_it(worn: Place, struck:
     worn.start("daemon", "--kill", struck).dies()
     assert worn.truth.everything() == EXPECTED
     after = worn.start("daemon")
+    until(lambda: "leader.acquired" in after.events(), "nobody leads", worn.workers)
 
     def done() -> bool:
         left = worn.truth.sql("SELECT 1 FROM modak.maintenance_requests WHERE finished_at IS NULL")
