@@ -1,12 +1,44 @@
+"""One suite for the files of the lake by URI: a folder and a bucket make the same promises."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from modak.core.errors import ModakError, Refused, UsageError
 from modak.storage import Store, local_path, normal
+from tests.s3_fixtures import S3Server, s3_server
+
+__all__ = ["s3_server"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store and its neighbours lie."""
+
+    uri: str
+    opened: Callable[[str], Store]
+
+    def put(self, name: str, content: str = "x") -> str:
+        """A file that lies there, whoever wrote it."""
+        self.opened(self.uri).write(f"{self.uri}/{name}", content.encode())
+        return f"{self.uri}/{name}"
+
+    def has(self, uri: str) -> bool:
+        return self.opened(self.uri).exists(uri)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "folder":
+        return Place(f"file://{tmp_path}/place", Store.of)
+    server: S3Server = request.getfixturevalue("s3_server")
+    return Place(f"s3://{server.new_bucket()}/place", partial(Store.of, props=server.props))
 
 
 def _put(folder: Path, name: str, content: str = "x") -> Path:
@@ -37,46 +69,85 @@ def test_an_address_that_could_mean_something_else_is_refused(uri: str) -> None:
         normal(uri)
 
 
-def test_listing_shows_uri_size_and_time_of_every_file_below_a_folder(tmp_path: Path) -> None:
+def test_listing_shows_uri_size_and_time_of_every_file_below_a_folder(place: Place) -> None:
     names = ["data/op-1/a b.parquet", "data/op-1/ts_day=2020-01-01/ü%20#?.parquet", "data/op-10/c.parquet"]
-    for name in names:
-        _put(tmp_path, name, "12345")
-    store = Store.of(str(tmp_path))
-    found = {entry.uri: entry for entry in store.list(f"{tmp_path}/data/op-1")}
-    assert set(found) == {f"file://{tmp_path}/{name}" for name in names[:2]}
+    files = [place.put(name, "12345") for name in names]
+    store = place.opened(place.uri)
+    found = {entry.uri: entry for entry in store.list(f"{place.uri}/data/op-1")}
+    assert set(found) == set(files[:2])
     assert {entry.size for entry in found.values()} == {5}
     assert all(abs(entry.modified - datetime.now(UTC)) < timedelta(hours=1) for entry in found.values())
-    assert len(list(store.list())) == 3
-    assert list(store.list(f"{tmp_path}/nothing")) == []
+    assert {entry.uri for entry in store.list()} == set(files)
+    assert list(store.list(f"{place.uri}/nothing")) == []
 
 
-def test_deleting_takes_the_named_files_and_forgives_missing_ones(tmp_path: Path) -> None:
-    kept, gone = _put(tmp_path, "a.parquet"), _put(tmp_path, "b.parquet")
-    store = Store.of(f"file:{tmp_path}")
-    assert store.delete([str(gone), f"file:{tmp_path}/never-there"]) == 1
-    assert kept.exists()
-    assert not gone.exists()
+def test_folders_right_below_a_folder_hold_all_of_it(place: Place) -> None:
+    place.put("data/op-1/sub/a.parquet")
+    place.put("data/op-2/b.parquet")
+    store = place.opened(place.uri)
+    assert sorted(store.folders(f"{place.uri}/data")) == [f"{place.uri}/data/op-1", f"{place.uri}/data/op-2"]
+    assert list(store.folders(f"{place.uri}/nothing")) == []
+    place.put("data/loose.parquet")
+    assert list(store.folders(f"{place.uri}/data")) == [f"{place.uri}/data"]
 
 
-def test_deleting_a_folder_leaves_its_neighbour_with_the_same_beginning(tmp_path: Path) -> None:
+def test_deleting_takes_the_named_files_and_forgives_missing_ones(place: Place) -> None:
+    kept, gone = place.put("a.parquet"), place.put("b.parquet")
+    store = place.opened(place.uri)
+    # A bucket does not say whether there was something to delete.
+    assert store.delete([gone, f"{place.uri}/never-there"]) == (1 if local_path(place.uri) else 2)
+    assert store.delete([]) == 0
+    assert (place.has(kept), place.has(gone)) == (True, False)
+
+
+def test_more_files_than_fit_into_one_request_are_listed_and_deleted(place: Place) -> None:
+    store = place.opened(place.uri)
+    uris = [f"{place.uri}/many/{number:05d}" for number in range(1_100)]
+    for uri in uris:
+        store.write(uri, b"")
+    assert sorted(entry.uri for entry in store.list()) == uris
+    assert store.delete(iter(uris)) == 1_100
+    assert list(store.list()) == []
+
+
+def test_deleting_a_folder_leaves_its_neighbour_with_the_same_beginning(place: Place) -> None:
     for index in range(3):
-        _put(tmp_path, f"metadata/op-1/{index}/m.avro")
-    neighbour = _put(tmp_path, "metadata/op-12/m.avro")
-    store = Store.of(str(tmp_path))
-    assert store.delete_prefix(f"{tmp_path}/metadata/op-1") == 3
-    assert not (tmp_path / "metadata/op-1").exists()
-    assert neighbour.exists()
+        place.put(f"metadata/op-1/{index}/m.avro")
+    neighbour = place.put("metadata/op-12/m.avro")
+    store = place.opened(place.uri)
+    assert store.delete_prefix(f"{place.uri}/metadata/op-1") == 3
+    assert store.delete_prefix(f"{place.uri}/metadata/op-1") == 0
+    assert [entry.uri for entry in store.list()] == [neighbour]
+    folder = local_path(f"{place.uri}/metadata/op-1")
+    assert folder is None or not Path(folder).exists()
 
 
 @pytest.mark.parametrize("outside", ["/etc", "", "/", "{root}", "{root}/", "{root}x", "{root}/../x", "s3://bucket/x"])
-def test_a_folder_outside_the_store_or_its_whole_root_is_never_deleted(tmp_path: Path, outside: str) -> None:
-    root = tmp_path / "w"
-    kept = _put(root, "a.parquet")
-    neighbour = _put(tmp_path, "wx/a.parquet")
+def test_a_folder_outside_the_store_or_its_whole_root_is_never_deleted(place: Place, outside: str) -> None:
+    kept, neighbour = place.put("w/a.parquet"), place.put("wx/a.parquet")
+    root = f"{place.uri}/w"
     with pytest.raises(ModakError):
-        Store.of(str(root)).delete_prefix(outside.replace("{root}", str(root)))
-    assert kept.exists()
-    assert neighbour.exists()
+        place.opened(root).delete_prefix(outside.replace("{root}", root))
+    assert place.has(kept)
+    assert place.has(neighbour)
+
+
+def test_no_call_reaches_beyond_the_root(place: Place) -> None:
+    neighbour = place.put("wx/a.parquet")
+    store = place.opened(f"{place.uri}/w")
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: list(store.list(f"{place.uri}/wx")),
+        lambda: store.folders(f"{place.uri}/wx"),
+        lambda: store.delete([neighbour]),
+        lambda: store.exists(neighbour),
+        lambda: store.size(neighbour),
+        lambda: store.read(neighbour),
+        lambda: store.write(f"{place.uri}/wx/b.parquet", b""),
+    )
+    for act in acts:
+        with pytest.raises(Refused, match="lies outside"):
+            act()
+    assert place.has(neighbour)
 
 
 def test_a_link_out_of_the_store_is_neither_listed_nor_followed_by_a_delete(tmp_path: Path) -> None:
@@ -99,9 +170,9 @@ def test_a_store_reached_through_a_link_works_like_any_other(tmp_path: Path) -> 
     assert store.delete_prefix(f"{tmp_path}/alias/t") == 1
 
 
-def test_a_file_can_be_read_measured_and_created_only_once(tmp_path: Path) -> None:
-    store = Store.of(str(tmp_path))
-    uri = f"file://{tmp_path}/metadata/v1.json"
+def test_a_file_can_be_read_measured_and_created_only_once(place: Place) -> None:
+    store = place.opened(place.uri)
+    uri = f"{place.uri}/metadata/v1.json"
     assert not store.exists(uri)
     store.write(uri, b"one")
     assert store.exists(uri)
@@ -110,9 +181,9 @@ def test_a_file_can_be_read_measured_and_created_only_once(tmp_path: Path) -> No
         store.write(uri, b"two")
     assert store.read(uri) == b"one"
     with pytest.raises(ModakError, match="does not exist"):
-        store.read(f"{tmp_path}/none")
+        store.read(f"{place.uri}/none")
     with pytest.raises(ModakError, match="does not exist"):
-        store.size(f"{tmp_path}/none")
+        store.size(f"{place.uri}/none")
 
 
 def test_the_file_system_itself_is_no_store() -> None:
