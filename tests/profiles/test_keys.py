@@ -9,11 +9,11 @@ import pytest
 from modak import config
 from modak.catalog.records import Profile
 from modak.core.errors import Refused
-from modak.spark.credentials import java_props, needed_schemes
+from modak.spark.credentials import needed_schemes
 from modak.spark.jars import BUNDLES
 from modak.storage import access
 from modak.storage.access import Key
-from modak.storage.client import options, scrubbed
+from modak.storage.client import scrubbed
 from modak.storage.stores import Stores
 from modak.tables.profiles import key_of
 
@@ -50,20 +50,24 @@ def test_credentials_lie_over_config_over_the_default_access(tmp_path: Path) -> 
     assert "s2" not in repr(key)
 
 
-def test_each_store_has_its_own_words() -> None:
-    s3 = options("s3://b/w", {"s3.endpoint": "http://h:1", "s3.access-key-id": "k", "client.region": "eu"})
-    assert s3 == {
-        "endpoint": "http://h:1",
-        "access_key_id": "k",
-        "region": "eu",
-        "virtual_hosted_style_request": "false",
-        "allow_http": "true",
-    }
-    assert options("gs://b/w", {"gcs.credentials-file": "/key.json"}) == {"service_account": "/key.json"}
-    azure = {"adls.auth.shared-key.account.name": "a", "adls.auth.shared-key.account.key": "k"}
-    assert options("abfs://c@a.dfs.core.windows.net/w", azure) == {"account_name": "a", "account_key": "k"}
-    java = java_props(Key("s3://b/w", {"s3.endpoint": "http://h:1", "s3.region": "eu"}))
-    assert (java["client.region"], java["s3.path-style-access"]) == ("eu", "true")
+def test_a_property_that_no_client_takes_stops_only_its_own_profile(tmp_path: Path) -> None:
+    settings = config.load(
+        {
+            "MODAK_HOME": str(tmp_path),
+            "MODAK_CREDENTIALS_TEST": "gcs.credentials-file=/secret/place",
+            "MODAK_LAKE_PROPS": "iceberg.catalog.cache-enabled=false",
+        }
+    )
+    key = key_of(settings, _profile("gs://b/w", "test"))
+    stores = Stores([key, Key(f"file://{tmp_path}/a")])
+    stores.write(f"file://{tmp_path}/a/x", b"1")
+    with pytest.raises(Refused, match="gs://b/w cannot be opened") as refused:
+        stores.exists("gs://b/w/x")
+    assert "MODAK_CREDENTIALS_TEST" in str(refused.value)
+    assert "gcs.credentials-file" in str(refused.value)
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in refused.value.hint
+    assert "/secret/place" not in str(refused.value)
+    assert key_of(settings, _profile("gs://b/w")).wrong is None
 
 
 def test_only_object_stores_ask_for_jars() -> None:

@@ -41,7 +41,7 @@ def _on(site: Site, name: str, profile: str | None, **more: Any) -> Events:
     return events
 
 
-def _commands() -> list[str]:
+def commands() -> list[str]:
     """The command lines of this process and of all that it has started."""
     import psutil
 
@@ -97,7 +97,7 @@ def test_a_tiered_table_lives_on_s3_from_registration_to_its_end(
     assert lake_rows(s3_lake, events.name) == {row for row in rows if row[1] >= 100}
     settings = s3_lake.spark.sparkContext.getConf().getAll() + list(s3_lake.spark.conf.getAll.items())
     assert not [pair for pair in settings if SECRET in str(pair)], "a page of Spark's UI would show it"
-    assert not [command for command in _commands() if SECRET in command], "ps would show it"
+    assert not [command for command in commands() if SECRET in command], "ps would show it"
     location = s3_lake.reader.state(events.name).table.location
     unregister(s3_lake, events.name, drop_lake=True)
     assert list(s3_lake.store.list(location)) == []

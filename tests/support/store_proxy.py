@@ -2,6 +2,9 @@
 
 Faults are drawn by a seeded chance: throttling, failing servers, connections that end before, in the middle of or after
 the work, answers of half a body, slow ones, and (when asked for) none at all. What was broken is counted.
+
+The server behind checks no keys and keeps every promise, so the proxy does the rest: with `owners` it lets only the key
+that owns a bucket in, and with `deaf_to` it takes headers away before the server sees them.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import random
+import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +27,8 @@ _SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
 _INTERNAL = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>Try again.</Message></Error>"
+_DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_KEY = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/,]+)/")
 _HOP = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive"})
 
 
@@ -36,12 +43,19 @@ class StoreProxy:
         rate: float = 0.2,
         faults: tuple[str, ...] = FAULTS,
         most: int | None = None,
+        owners: Mapping[str, str] | None = None,
+        deaf_to: tuple[str, ...] = (),
     ) -> None:
         self.upstream = urlsplit(endpoint).netloc
         self.rate = rate
         self.faults = faults
         self.most = most
+        self.owners = None if owners is None else dict(owners)
+        self.deaf_to = deaf_to
         self.broken: Counter[str] = Counter()
+        self.served: Counter[tuple[str, str]] = Counter()
+        """Requests that were let in, by bucket and key."""
+        self.denied: Counter[tuple[str, str]] = Counter()
         self._chance = random.Random(seed)
         self._lock = threading.Lock()
         proxy = self
@@ -64,6 +78,15 @@ class StoreProxy:
             fault = self._chance.choice(self.faults)
             self.broken[fault] += 1
             return fault
+
+    def admits(self, key: str, buckets: set[str]) -> bool:
+        """Whether a key may touch buckets; counted."""
+        if self.owners is None:
+            return True
+        with self._lock:
+            allowed = all(self.owners.get(bucket) == key for bucket in buckets)
+            (self.served if allowed else self.denied).update((bucket, key) for bucket in buckets)
+            return allowed
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -89,6 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._cut()
             return
         body = self.rfile.read(length) if length else b""
+        if not self.owner.admits(*self._asks()):
+            self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
+            return
         if fault in ("throttle", "error"):
             text = _SLOW_DOWN if fault == "throttle" else _INTERNAL
             self._answer(503 if fault == "throttle" else 500, {"Content-Type": "application/xml"}, text)
@@ -99,10 +125,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._forwarded(fault, body)
 
+    def _asks(self) -> tuple[str, set[str]]:
+        """The key that has signed the request, and the buckets that it would touch."""
+        signed = _KEY.match(self.headers.get("Authorization", ""))
+        paths = filter(None, (self.path, self.headers.get("x-amz-copy-source")))
+        return signed[1] if signed else "", {re.split(r"[/?]", path.lstrip("/"))[0] for path in paths}
+
     def _forwarded(self, fault: str | None, body: bytes) -> None:
         upstream = http.client.HTTPConnection(self.owner.upstream, timeout=60)
         try:
-            headers = {key: value for key, value in self.headers.items() if key.lower() not in ("connection", "expect")}
+            dropped = ("connection", "expect", *self.owner.deaf_to)
+            headers = {key: value for key, value in self.headers.items() if key.lower() not in dropped}
             upstream.request(self.command, self.path, body=body, headers=headers)
             answer = upstream.getresponse()
             data = answer.read()

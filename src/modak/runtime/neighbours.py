@@ -29,7 +29,8 @@ def create_profile(
     site: Site, name: str, warehouse: str, config: Mapping[str, str], credentials: str | None, *, default: bool
 ) -> None:
     """Write a storage profile down; the same again is no change, a different one is refused."""
-    root, properties = place_of(warehouse), properties_of(config)
+    root = place_of(warehouse)
+    properties = properties_of(config, root)
     with site.connect() as conn:
         profiles.create(conn, name, root, config=properties, credentials=credentials, default=default)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from modak.storage.access import Key
+from modak.storage.access import Key, unusable
+from modak.storage.properties import for_java
 from modak.storage.uri import local_path
 
 FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
@@ -30,24 +31,15 @@ def java_credentials(jvm: Any, keys: Iterable[Key]) -> Any:
     """The keys as Iceberg's list of storage credentials."""
     made = jvm.java.util.ArrayList()
     for key in keys:
-        if local_path(key.root) is None and key.missing is None:
+        if local_path(key.root) is None and unusable(key) is None:
             made.add(jvm.org.apache.iceberg.io.StorageCredential.create(f"{key.root}/", _map(jvm, java_props(key))))
     return made
 
 
 def java_props(key: Key) -> dict[str, str]:
     """The properties of a root as Iceberg's file IO wants them."""
-    if not key.root.startswith("s3:"):
-        return {name: value for name, value in key.props.items() if value}
-    props = {**_S3, **{name: value for name, value in key.props.items() if value}}
-    region = props.get("client.region") or props.pop("s3.region", None)
-    if region is None and "s3.endpoint" in props:
-        region = "us-east-1"
-    if region is not None:
-        props["client.region"] = region
-    if "s3.endpoint" in props:
-        props.setdefault("s3.path-style-access", "true")
-    return props
+    props = for_java(key.root, key.props)
+    return {**_S3, **props} if key.root.startswith("s3:") else props
 
 
 def grant(jvm: Any, jdbc_catalog: Any, keys: Iterable[Key]) -> None:

@@ -23,6 +23,12 @@ class Key:
     props: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing: str | None = None
     """The variable that should hold the credentials and is not set."""
+    wrong: str | None = None
+    """What is wrong with a property in it."""
+    instead: str = ""
+    """What to write in its place."""
+    owner: str = ""
+    """The profile that it opens and the variable that it came from, in words."""
 
     def holds(self, uri: str) -> bool:
         """Whether a normal URI is the root or lies below it."""
@@ -51,15 +57,29 @@ def key_of(uri: str) -> Key:
     with _lock:
         fitting = [key for key in _keys.values() if key.holds(plain)]
     found = max(fitting, key=lambda key: len(key.root), default=Key(plain))
-    if found.missing is not None:
-        raise missing(found.missing, found.root)
+    if (refusal := unusable(found)) is not None:
+        raise refusal
     return found
 
 
-def missing(variable: str, root: str) -> Refused:
-    """The credentials of a profile are not in the environment."""
-    return Refused(
-        "config.no_credentials",
-        f"{variable} is not set, so {root} cannot be opened.",
-        hint="Set it to key=value;… in the environment of the worker and start it again.",
-    )
+def whose(uri: str) -> str:
+    """Whose key opens a URI, as a sentence to follow a refusal of it."""
+    try:
+        owner = key_of(uri).owner
+    except Refused as error:
+        return f" {error.message}"
+    return f" The key is that of {owner}." if owner else ""
+
+
+def unusable(key: Key) -> Refused | None:
+    """Why a key opens nothing."""
+    if key.missing is not None:
+        return Refused(
+            "config.no_credentials",
+            f"{key.missing} is not set, so {key.root} cannot be opened.",
+            hint="Set it to key=value;… in the environment of the worker and start it again.",
+        )
+    if key.wrong is not None:
+        where = f" with the key of {key.owner}" if key.owner else ""
+        return Refused("config.property", f"{key.root} cannot be opened{where}: {key.wrong}", hint=key.instead)
+    return None

@@ -152,7 +152,7 @@ class BucketObjects(Objects):
         try:
             yield
         except trouble() as error:
-            raise translated(error, f"{what} {path}") from error
+            raise translated(error, f"{what} {path}", self.root) from error
 
 
 def _meta(found: Mapping[str, Any]) -> Meta:

@@ -28,6 +28,8 @@ _COPY_LIMIT = 5 << 30
 
 _lock = threading.Lock()
 _backends: dict[str, tuple[Key, Any]] = {}
+_let_in: dict[str, Key] = {}
+"""The keys that their stores have taken, by root."""
 
 
 def opened(uri: str) -> tuple[Any, str]:
@@ -39,7 +41,7 @@ def opened(uri: str) -> tuple[Any, str]:
     if key.root == plain:
         # Nobody knows this place: the whole bucket, by the provider's own chain.
         scheme, _, rest = plain.partition("://")
-        key = Key(f"{scheme}://{rest.partition('/')[0]}", key.props)
+        key = Key(f"{scheme}://{rest.partition('/')[0]}", key.props, owner=key.owner)
     with _lock:
         known = _backends.get(key.root)
         if known is None or known[0] != key:
@@ -96,6 +98,31 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
 
+def knock(uri: str) -> None:
+    """Find out whether the key of a file is there and let in; asked once per key.
+
+    For files that Iceberg opens: it would ask the provider's own chain for a key that is missing, and asks for minutes
+    again and again where it is refused.
+    """
+    if local_path(uri) is not None:
+        return
+    key = key_of(uri)
+    if key.root == normal(uri) or _let_in.get(key.root) == key:
+        return
+    try:
+        size(uri)
+    except ModakError as error:
+        # A file that is gone, and a store that fails, are for Iceberg to tell.
+        if error.code == "storage.denied":
+            raise
+    _let_in[key.root] = key
+
+
+def forget_who_was_let_in() -> None:
+    """A key was refused: knock again."""
+    _let_in.clear()
+
+
 def read_range(uri: str, offset: int, length: int) -> bytes:
     """Some bytes of an object, all of them or an error."""
     import obstore
@@ -108,7 +135,7 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
         except FileNotFoundError:
             raise gone(uri) from None
         except trouble() as error:
-            raise translated(error, f"read {uri}") from error
+            raise translated(error, f"read {uri}", uri) from error
         if len(data) != length:
             raise ModakError("storage.failed", f"{uri} broke off after {len(data)} of {length} bytes.", retryable=True)
         return data
@@ -130,7 +157,7 @@ def identity(uri: str) -> tuple[int, str]:
         except FileNotFoundError:
             raise gone(uri) from None
         except OSError as error:
-            raise translated(error, f"look at {uri}") from error
+            raise translated(error, f"look at {uri}", uri) from error
         return found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
     import obstore
 
@@ -142,7 +169,7 @@ def identity(uri: str) -> tuple[int, str]:
         except FileNotFoundError:
             raise gone(uri) from None
         except trouble() as error:
-            raise translated(error, f"look at {uri}") from error
+            raise translated(error, f"look at {uri}", uri) from error
         return int(meta["size"]), str(meta["e_tag"] or "")
 
     return patiently(once)
@@ -159,7 +186,7 @@ def upload(local_file: Path, uri: str) -> int:
         try:
             obstore.put(client, key, local_file, chunk_size=_PART, use_multipart=length > _PART)
         except trouble() as error:
-            raise translated(error, f"write {uri}") from error
+            raise translated(error, f"write {uri}", uri) from error
 
     reach("remote.before_upload")
     patiently(once)
@@ -179,7 +206,7 @@ def fetch(uri: str, local_file: Path) -> None:
         except FileNotFoundError:
             raise gone(uri) from None
         except OSError as error:
-            raise translated(error, f"read {uri}") from error
+            raise translated(error, f"read {uri}", uri) from error
         return
     with RemoteFile(uri, _PART) as file, local_file.open("wb") as target:
         shutil.copyfileobj(file, target, _PART)
@@ -197,7 +224,7 @@ def delete(uri: str) -> None:
         except FileNotFoundError:
             return
         except trouble() as error:
-            raise translated(error, f"delete {uri}") from error
+            raise translated(error, f"delete {uri}", uri) from error
 
     patiently(once)
 
@@ -242,7 +269,7 @@ def _copy_inside(source: str, target: str) -> None:
         except FileNotFoundError:
             raise gone(source) from None
         except trouble() as error:
-            raise translated(error, f"copy {source}") from error
+            raise translated(error, f"copy {source}", source) from error
 
     patiently(once)
 
@@ -263,7 +290,7 @@ def _carry(source: str, target: str) -> None:
                     writer.write(piece)
                 writer.close()
             except trouble() as error:
-                raise translated(error, f"write {target}") from error
+                raise translated(error, f"write {target}", target) from error
         if (found := size(target)) != length:
             raise ModakError("storage.failed", f"{target} has {found} of {length} bytes.", retryable=True)
 

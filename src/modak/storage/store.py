@@ -60,7 +60,7 @@ class Store:
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise translated(error, f"use {root}") from error
+                raise translated(error, f"use {root}", root) from error
             return cls(root, LocalStore(folder))
         return cls(root, backend(root, props or {}))
 
@@ -81,7 +81,7 @@ class Store:
                             yield Entry(f"{self.root}/{last}", meta["size"], meta["last_modified"])
                 return
             except trouble() as error:
-                failure = translated(error, f"list {prefix_uri or self.root}")
+                failure = translated(error, f"list {prefix_uri or self.root}", self.root)
                 if self._folder is not None or not failure.retryable or tried == TRIES:
                     raise failure from error
             # Object stores list in the order of names: what comes after the last one is still to come.
@@ -150,7 +150,7 @@ class Store:
         except AlreadyExistsError:
             raise Conflict("storage.exists", f"{uri} exists already.", retryable=False) from None
         except trouble() as error:
-            raise translated(error, f"write {uri}") from error
+            raise translated(error, f"write {uri}", self.root) from error
 
     def _key(self, uri: str) -> str:
         plain = normal(uri)
@@ -179,7 +179,7 @@ class Store:
             except FileNotFoundError:
                 raise
             except trouble() as error:
-                raise translated(error, what) from error
+                raise translated(error, what, self.root) from error
 
         return once() if self._folder is not None else patiently(once)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from modak.core.errors import Refused
-from modak.storage.access import Key, missing
+from modak.storage.access import Key, unusable
 from modak.storage.store import Entry, Store
 from modak.storage.uri import normal
 
@@ -62,8 +62,8 @@ class Stores:
         plain = normal(uri)
         for key in self._keys:
             if key.holds(plain):
-                if key.missing is not None:
-                    raise missing(key.missing, key.root)
+                if (refusal := unusable(key)) is not None:
+                    raise refusal
                 if key.root not in self._open:
                     self._open[key.root] = Store.of(key.root, key.props)
                 return self._open[key.root]

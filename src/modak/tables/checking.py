@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from modak.core.errors import ModakError
-from modak.storage.access import Key, missing
+from modak.storage.access import Key, unusable
 from modak.storage.objects import Objects
 
 FOLDER = ".modak-check"
@@ -29,9 +29,8 @@ class Step:
 
 def check(key: Key, clock: Callable[[], float] = time.monotonic) -> list[Step]:
     """Write, read, conditional put, list and delete, in this order; ends at the first that fails."""
-    if key.missing is not None:
-        error = missing(key.missing, key.root)
-        return [Step("credentials", 0.0, error.message, error.hint)]
+    if (refusal := unusable(key)) is not None:
+        return [Step("credentials", 0.0, refusal.message, refusal.hint)]
     steps: list[Step] = []
     begun = clock()
     try:

@@ -15,6 +15,7 @@ from modak.config.pairs import Malformed, Pairs
 from modak.config.places import read_warehouse
 from modak.core.errors import Refused, UsageError
 from modak.storage.access import Key
+from modak.storage.properties import unknown
 from modak.storage.uri import normal
 
 PREFIXES = ("s3.", "client.", "gcs.", "adls.", "io.")
@@ -41,8 +42,8 @@ def place_of(text: str) -> str:
         ) from None
 
 
-def properties_of(given: Mapping[str, str]) -> dict[str, str]:
-    """A profile's config as the catalog keeps it: only properties of the file IO, and no secret."""
+def properties_of(given: Mapping[str, str], root: str) -> dict[str, str]:
+    """A profile's config as the catalog keeps it: only properties of the root's file IO, and no secret."""
     found = Pairs({_SHORT.get(key, key): value for key, value in given.items()})
     for key in found:
         if "\0" in found[key] or not key.startswith(PREFIXES):
@@ -57,6 +58,8 @@ def properties_of(given: Mapping[str, str]) -> dict[str, str]:
                 f"The config {key!r} looks like a secret, and the catalog keeps none.",
                 hint=f"Put {key}=… into MODAK_CREDENTIALS_<REF> and name the reference with --credentials.",
             )
+    if (odd := unknown(root, found)) is not None:
+        raise UsageError("usage.config", f"The config {odd.name!r} is no property of {root}.", hint=odd.hint)
     return dict(found)
 
 
@@ -65,11 +68,25 @@ def key_of(settings: Settings, profile: Profile) -> Key:
     root = normal(profile.warehouse or settings.lake.warehouse)
     base = {**default_access(settings, root), **profile.config}
     if profile.credentials_ref is None:
-        return Key(root, base)
+        return _key(root, base, _owner(profile, "MODAK_S3_ACCESS_KEY" if "s3.access-key-id" in base else None))
+    variable = settings.credentials.variable(profile.credentials_ref)
     try:
-        return Key(root, settings.credentials.merged(profile.credentials_ref, base))
+        together = settings.credentials.merged(profile.credentials_ref, base)
     except Refused:
-        return Key(root, base, missing=settings.credentials.variable(profile.credentials_ref))
+        return Key(root, base, missing=variable)
+    return _key(root, together, _owner(profile, variable))
+
+
+def _key(root: str, props: Mapping[str, str], owner: str) -> Key:
+    odd = unknown(root, props)
+    if odd is None:
+        return Key(root, props, owner=owner)
+    return Key(root, props, wrong=f"there is no property {odd.name}.", instead=odd.hint, owner=owner)
+
+
+def _owner(profile: Profile, variable: str | None) -> str:
+    """Where a person finds the key of a profile."""
+    return f"the profile {profile.name}, from {variable or 'the own chain of the provider'}"
 
 
 def keys_of(settings: Settings, profiles: Iterable[Profile]) -> dict[int, Key]:

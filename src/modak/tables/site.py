@@ -93,11 +93,11 @@ class Site:
 
     def root_of(self, profile_id: int) -> str:
         """The root of a profile; one whose credentials are not there is refused by the name of their variable."""
-        from modak.storage.access import missing
+        from modak.storage.access import unusable
 
         key = self.key_of(profile_id)
-        if key.missing is not None:
-            raise missing(key.missing, key.root)
+        if (refusal := unusable(key)) is not None:
+            raise refusal
         return key.root
 
     def follow_profiles(self) -> None:

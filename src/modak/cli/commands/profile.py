@@ -78,7 +78,8 @@ def profile_create(
         )
     from modak.tables.profiles import place_of, properties_of
 
-    root, pairs = place_of(warehouse), properties_of(_config(config))
+    root = place_of(warehouse)
+    pairs = properties_of(_config(config), root)
     with opened() as site:
         from modak.catalog import profiles
 

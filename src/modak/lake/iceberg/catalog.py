@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, LiteralString, TypeVar
 
@@ -33,7 +34,8 @@ from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.spark.credentials import FILE_IO, java_credentials, needed_schemes
 from modak.spark.gateway import Gateway
-from modak.storage.access import Key, missing
+from modak.storage import remote
+from modak.storage.access import Key, unusable, whose
 from modak.storage.retry import TRIES, patiently, pause
 from modak.storage.uri import normal
 
@@ -67,6 +69,8 @@ class IcebergLake:
         self._properties = dict(properties or {})
         self._keys = tuple(keys)
         self._identifiers: dict[LakeName, Any] = {}
+        self._let_in: set[str] = set()
+        """Roots whose store has taken their key."""
         self.warehouse = normal(warehouse)
         self.namespace = namespace
 
@@ -89,7 +93,7 @@ class IcebergLake:
                 current = table.operations().current()
                 return read.table_of(name, current.metadataFileLocation(), read.metadata_of(self._java, current))
 
-        return self._patiently(once)
+        return self._patiently(once, name)
 
     def load_at(self, name: LakeName, metadata_location: str) -> LakeTable:
         """The table as a metadata file describes it, current or not."""
@@ -117,8 +121,9 @@ class IcebergLake:
         location: str | None = None,
     ) -> Prepared:
         """Write the first metadata of a new table; it exists once its pointer row is inserted."""
-        with self._java.doing(f"creating {name}"):
-            new = prepare.NewTable(name, location or self.location(name), columns, layout, properties)
+        place = location or self.location(name)
+        with self._naming_keys(place), self._java.doing(f"creating {name}"):
+            new = prepare.NewTable(name, place, columns, layout, properties)
             identifier = self._identifier(name)
             return prepare.prepare_create(self._java, self._catalog, identifier, new, prepare.Attempt(op_id, attempt))
 
@@ -135,7 +140,7 @@ class IcebergLake:
     ) -> Prepared:
         """Write one commit of all changes without making it visible; `tag` keeps snapshots that pins need."""
         table = self._existing(name)
-        with self._java.doing(f"preparing a commit to {name}"):
+        with self._naming_keys(name), self._java.doing(f"preparing a commit to {name}"):
             return prepare.prepare(
                 self._java,
                 table,
@@ -149,7 +154,7 @@ class IcebergLake:
     def overlapping_files(self, name: LakeName, column: str, lower: int | None, upper: int | None) -> int:
         """How many live data files may hold rows with `lower <= column < upper`."""
         rows = Range(column, lower, upper)
-        return self._patiently(lambda: read.count_files(self._java, self._existing(name), rows))
+        return self._patiently(lambda: read.count_files(self._java, self._existing(name), rows), name)
 
     def files(
         self, name: LakeName, snapshot_id: int, *, column: str | None = None, rows: Range | None = None
@@ -158,30 +163,31 @@ class IcebergLake:
         return self._streamed(
             lambda: read.live_files(self._java, self._existing(name), snapshot_id, column=column, rows=rows),
             lambda found: found.file.path,
+            name,
         )
 
     def equality_deletes(self, name: LakeName, snapshot_id: int) -> Iterator[EqualityDeletes]:
         """The equality delete files of a snapshot, streamed."""
         return self._streamed(
-            lambda: read.equality_deletes(self._java, self._existing(name), snapshot_id), lambda found: found.path
+            lambda: read.equality_deletes(self._java, self._existing(name), snapshot_id), lambda found: found.path, name
         )
 
     def needed_deletes(self, name: LakeName, snapshot_id: int, without: Iterable[str]) -> set[str]:
         """Delete files that a snapshot's data files need, leaving some data files out."""
         gone = list(without)
-        return self._patiently(lambda: read.needed_deletes(self._java, self._existing(name), snapshot_id, gone))
+        return self._patiently(lambda: read.needed_deletes(self._java, self._existing(name), snapshot_id, gone), name)
 
     def partitions(self, name: LakeName, snapshot_id: int) -> list[str]:
         """The lake partitions of a snapshot's live files, by Iceberg's own names."""
-        return self._patiently(lambda: read.partitions(self._java, self._existing(name), snapshot_id))
+        return self._patiently(lambda: read.partitions(self._java, self._existing(name), snapshot_id), name)
 
     def manifests(self, name: LakeName, snapshot_id: int) -> tuple[list[int], list[int]]:
         """The sizes of a snapshot's data manifests and delete manifests."""
-        return self._patiently(lambda: read.manifests(self._java, self._existing(name), snapshot_id))
+        return self._patiently(lambda: read.manifests(self._java, self._existing(name), snapshot_id), name)
 
     def reachable(self, name: LakeName) -> Iterator[str]:
         """Every data and delete file that any snapshot reaches, streamed; some come more than once."""
-        paths = self._streamed(lambda: read.reachable(self._java, self._existing(name)), lambda path: path)
+        paths = self._streamed(lambda: read.reachable(self._java, self._existing(name)), lambda path: path, name)
         return map(normal, paths)
 
     def java_table(self, name: LakeName) -> Any:
@@ -203,7 +209,7 @@ class IcebergLake:
         """Which files of an attempt's folder the metadata references; reads the manifest list of every snapshot."""
         folder = normal(folder_uri)
         return self._patiently(
-            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=True)
+            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=True), folder
         )
 
     def leftovers(self, prepared: Prepared) -> list[str]:
@@ -215,9 +221,9 @@ class IcebergLake:
         folder = normal(folder_uri)
         # Only the attempt's own snapshots can have brought its manifests in, and its own metadata lists all of them.
         used = self._patiently(
-            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False)
+            lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False), folder
         )
-        return sorted(set(self._patiently(lambda: read.listed(self._java, self._io, folder))) - used)
+        return sorted(set(self._patiently(lambda: read.listed(self._java, self._io, folder), folder)) - used)
 
     def purge(self, name: LakeName) -> str | None:
         """The folder that holds everything of a table, to be deleted after its pointer row is gone."""
@@ -296,25 +302,32 @@ class IcebergLake:
         return self._identifiers[name]
 
     def _table(self, name: LakeName) -> Any | None:
-        self._require_credentials(name)
+        self._require_keys(name)
         try:
             with self._java.failures():
                 return self._catalog.loadTable(self._identifier(name))
         except JavaFailure as failure:
             if failure.simple_name == "NoSuchTableException":
                 return None
-            raise plainly(failure, f"loading {name}") from failure
+            with self._naming_keys(name):
+                raise plainly(failure, f"loading {name}") from failure
 
-    def _require_credentials(self, name: LakeName) -> None:
-        """Without the credentials of a root Iceberg would ask the provider's own chain, for long and for other keys."""
-        lacking = [key for key in self._keys if key.missing is not None]
-        if not lacking:
-            return
+    def _require_keys(self, name: LakeName) -> None:
+        """A key that is not there or not let in is told at once."""
+        unsure = [key for key in self._keys if needed_schemes([key]) and key.root not in self._let_in]
+        pointer = self._pointer(name) if unsure else None
+        for key in unsure:
+            if pointer is None or not key.holds(pointer):
+                continue
+            if (refusal := unusable(key)) is not None:
+                raise refusal
+            remote.knock(pointer)
+            self._let_in.add(key.root)
+
+    def _pointer(self, name: LakeName) -> str | None:
         with connect(self._dsn) as conn:
             row = conn.execute(_LOCATION, (CATALOG, name.namespace_text, name.name)).fetchone()
-        for key in lacking:
-            if row is not None and key.holds(normal(row[0])):
-                raise missing(str(key.missing), key.root)
+        return None if row is None else normal(row[0])
 
     def _existing(self, name: LakeName) -> Any:
         table = self._table(name)
@@ -328,13 +341,34 @@ class IcebergLake:
                 parser = self._java.iceberg.TableMetadataParser
                 return read.metadata_of(self._java, parser.read(self._io, location))
 
-        return self._patiently(once)
+        return self._patiently(once, location)
 
-    def _patiently(self, work: Callable[[], Value]) -> Value:
+    @contextmanager
+    def _naming_keys(self, place: LakeName | str) -> Iterator[None]:
+        """Say whose key it was that the store of a table, or of a URI, refused."""
+        try:
+            yield
+        except ModakError as error:
+            if error.code != "storage.denied":
+                raise
+            self._let_in.clear()
+            remote.forget_who_was_let_in()
+            uri = place if isinstance(place, str) else self._pointer(place)
+            said = whose(uri) if uri is not None else ""
+            if said in error.message:
+                raise
+            raise ModakError(error.code, f"{error.message.rstrip()}.{said}", hint=error.hint) from error
+
+    def _patiently(self, work: Callable[[], Value], place: LakeName | str) -> Value:
         """Look again when a store's answer broke off: Iceberg's client asks again for a request, not for a body."""
-        return patiently(work, only=_BROKEN) if self._is_remote else work()
+        if not self._is_remote:
+            return work()
+        with self._naming_keys(place):
+            return patiently(work, only=_BROKEN)
 
-    def _streamed(self, begin: Callable[[], Iterator[Value]], name: Callable[[Value], str]) -> Iterator[Value]:
+    def _streamed(
+        self, begin: Callable[[], Iterator[Value]], name: Callable[[Value], str], table: LakeName
+    ) -> Iterator[Value]:
         """A listing that begins anew when the store breaks off in the middle of it; nothing is told twice."""
         if not self._is_remote:
             yield from begin()
@@ -342,10 +376,11 @@ class IcebergLake:
         told: set[str] = set()
         for attempt in range(1, TRIES + 1):
             try:
-                for each in begin():
-                    if name(each) not in told:
-                        told.add(name(each))
-                        yield each
+                with self._naming_keys(table):
+                    for each in begin():
+                        if name(each) not in told:
+                            told.add(name(each))
+                            yield each
                 return
             except ModakError as error:
                 if error.code not in _BROKEN or attempt == TRIES:

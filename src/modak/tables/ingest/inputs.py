@@ -103,7 +103,7 @@ def _remote(name: str, kind: Kind, key: Key) -> list[tuple[str, str]]:
     bucket = f"{scheme}://{rest.partition('/')[0]}"
     if access.key_of(plain).root == plain:
         # Not below a profile's root: opened with the credentials of the table's own profile.
-        access.use([Key(bucket, key.props)])
+        access.use([Key(bucket, key.props, owner=key.owner)])
     known = access.key_of(plain)
     folder = name.endswith("/")
     if not folder and not _MAGIC.search(plain):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from modak.core.axis import Axis
+from modak.storage import remote
 from modak.tables.evolve import COLUMNS, RELID
 from modak.tables.seam.columns import SeamColumn, backticked, by_name, spark_type
 from modak.tables.seam.pinned import PinnedTable
@@ -59,6 +60,7 @@ class LakeSide:
 
 def lake_side(spark: SparkSession, table: PinnedTable) -> LakeSide:
     """Open the lake table at the pinned snapshot."""
+    remote.knock(table.pin.metadata_location)
     lake = table.record.lake
     identifier = ".".join(map(backticked, ("modak", *lake.namespace, lake.name)))
     frame = spark.read.option("versionAsOf", str(table.pin.snapshot_id)).table(identifier)
