@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 
 from modak.cli.main import app
 from modak.postgres.dsn import Dsn
+from modak.storage.access import Key
+from modak.storage.store import Store
+from modak.tables.checking import check
 from tests.profiles.conftest import SECRET, credentials
 from tests.s3_fixtures import S3Server
+from tests.support.store_proxy import StoreProxy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
 Call = Callable[..., Any]
@@ -52,8 +56,8 @@ def test_a_check_times_every_step_or_names_the_cause(modak: Call, s3_server: S3S
     modak("profile", "create", "--name", "folder", "--warehouse", str(tmp_path / "folder"))
     done = modak("profile", "check", "folder")
     assert done.exit_code == 0
-    for step in ("write", "read", "conditional put", "list", "delete"):
-        assert re.search(rf"{step} +ok", done.stdout), step
+    steps = ("write", "read", "conditional put", "list", "delete")
+    assert re.findall(r"^  ([a-z ]+?) +ok  \d+\.\d s$", done.stdout, flags=re.MULTILINE) == [*steps]
     bucket = f"s3://{s3_server.new_bucket()}/lake"
     modak("profile", "create", "--name", "bucket", "--warehouse", bucket, "--credentials", "test")
     missing = modak("profile", "check", "bucket")
@@ -90,6 +94,34 @@ def test_a_failing_check_tells_what_is_wrong_with_the_store(modak: Call, s3_serv
     assert str(tmp_path / "file") in failed("file", str(tmp_path / "file" / "below"))
 
 
+@pytest.mark.parametrize(
+    ("ignored", "cause"),
+    [
+        ("if-none-match", "overwrites an object that it was told to create only where there is none"),
+        ("if-match", "replaces a version that is gone"),
+    ],
+)
+def test_a_store_that_ignores_conditions_fails_the_check_and_keeps_nothing_of_it(
+    modak: Call, s3_server: S3Server, ignored: str, cause: str
+) -> None:
+    bucket = f"s3://{s3_server.new_bucket()}/lake"
+    modak("profile", "create", "--name", "deaf", "--warehouse", bucket, "--credentials", "test")
+    with StoreProxy(s3_server.endpoint, seed=1, rate=0, deaf_to=(ignored,)) as proxy:
+        failed = modak("profile", "check", "deaf", **credentials(proxy.endpoint))
+    assert failed.exit_code == 1
+    assert f"conditional put: The store {cause}." in " ".join(failed.stderr.split())
+    assert "It cannot hold a lake safely." in " ".join(failed.stderr.split())
+    done = re.findall(r"^  ([a-z ]+?) +(ok|failed)  \d+\.\d s$", failed.stdout, flags=re.MULTILINE)
+    assert done == [("write", "ok"), ("read", "ok"), ("conditional put", "failed")]
+    assert list(Store.of(bucket, s3_server.props).list()) == []
+
+
+def test_each_step_of_a_check_has_its_own_time(tmp_path: Path) -> None:
+    ticks = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0, 28.0, 30.0, 46.0, 50.0, 82.0])
+    steps = check(Key(f"file://{tmp_path}/lake"), clock=lambda: next(ticks))
+    assert [step.seconds for step in steps] == [2.0, 4.0, 8.0, 16.0, 32.0]
+
+
 def test_secrets_and_strange_keys_are_refused_without_being_repeated(modak: Call) -> None:
     base = ("profile", "create", "--name", "x", "--warehouse", "s3://bucket/w")
     secret = modak(*base, "--config", "s3.secret-access-key=hunter2")
@@ -97,6 +129,9 @@ def test_secrets_and_strange_keys_are_refused_without_being_repeated(modak: Call
     assert "MODAK_CREDENTIALS_" in secret.stderr
     assert "hunter2" not in secret.output + secret.stderr
     assert modak(*base, "--config", "colour=red").exit_code == 2
+    slip = modak(*base, "--config", "s3.path-style-acess=true")
+    assert slip.exit_code == 2
+    assert "Did you mean s3.path-style-access?" in slip.stderr
 
 
 def test_every_command_on_the_page_runs(modak: Call, tmp_path: Path) -> None:
