@@ -31,6 +31,7 @@ from modak.tables.ingest.rows import Fault, Intake, axis_of, parsed, text_column
 from modak.tables.ingest.run import shaped
 from modak.tables.load.cold import Cold, NotHere
 from modak.tables.load.route import COLD, NOWHERE, Routes, routes_of
+from modak.tables.load.weigh import LINE, weigh
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ MOST_STAGED = 1_000
 """Labels that may wait for their adoption before loads of a table are put off."""
 
 _PIECE = 1 << 20
+_ROWS = ("21", "22", "23")
+"""What Postgres calls trouble with the data itself."""
 _CHECKS: LiteralString = "SELECT EXISTS (SELECT FROM pg_constraint WHERE conrelid = %s AND contype = 'c')"
 
 
@@ -149,12 +152,42 @@ class _Load:
         self._stageable = len(self._given) == len(self._heap.columns) and not (checked and checked[0])
         self._defaulted = frozenset(column.name for column in self._given if column.default is not None)
         self._lake: LakeTable | None = None
+        self._blamed: dict[int, str] = {}
+        """Line → reason of rows that Postgres has refused."""
 
     def run(self) -> LoadResult:
+        try:
+            return self._staging_if_possible()
+        except (ModakError, psycopg.Error) as error:
+            if not _is_about_rows(error):
+                raise
+            self._blamed = self._weigh()
+            if not self._blamed:
+                raise
+        return self._staging_if_possible()
+
+    def _staging_if_possible(self) -> LoadResult:
         try:
             return self._try(may_stage=self._stageable)
         except NotHere:
             return self._try(may_stage=False)
+
+    def _weigh(self) -> dict[int, str]:
+        """The lines that Postgres does not take, asked in a transaction that leaves nothing."""
+        intake, tally = self._intake(), _Tally()
+        columns = [column.name for column in self._given]
+        record = self._state.table
+        key = list(dict.fromkeys((*record.pk_columns, record.tier_key)))
+        with tempfile.TemporaryFile(prefix="modak-load-") as rows:
+            for texts, numbers in self._routed(intake, Cold(self, intake, False), tally):
+                rows.write(_csv(_numbered(texts, numbers), [LINE, *columns]))
+            rows.seek(0)
+            missing = {name for name in columns if name not in tally.seen and name in self._defaulted}
+            with connect(self._site.dsn, application="modak load") as conn:
+                given = [name for name in columns if name not in missing]
+                found = weigh(conn, self._heap.oid, columns, given, key, iter(lambda: rows.read(_PIECE), b""))
+                conn.rollback()
+        return found
 
     def _try(self, *, may_stage: bool) -> LoadResult:
         request, table_id = self._request, self._state.table.table_id
@@ -226,7 +259,7 @@ class _Load:
         columns = [column.name for column in self._given]
         # Everything is looked at before Postgres sees a row: a refusal leaves no half COPY behind.
         with tempfile.TemporaryFile(prefix="modak-load-") as rows:
-            for texts in self._routed(intake, cold, tally):
+            for texts, _ in self._routed(intake, cold, tally):
                 rows.write(_csv(texts, columns))
             staged = cold.close()
             for texts in cold.leftover():
@@ -275,8 +308,8 @@ class _Load:
         assert row is not None
         return int(row[0]), int(row[1])
 
-    def _routed(self, intake: Intake, cold: Cold, tally: _Tally) -> Iterator[pa.RecordBatch]:
-        """The texts of the rows for Postgres; cold ones go aside."""
+    def _routed(self, intake: Intake, cold: Cold, tally: _Tally) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        """The texts of the rows for Postgres, and their lines; cold ones go aside."""
         import numpy as np
         import pyarrow as pa
 
@@ -284,20 +317,26 @@ class _Load:
         from modak.spark.texts import read_texts
 
         schema = arrow_schema(intake.shape.columns)
+        blamed_lines = np.fromiter(self._blamed, np.int64, len(self._blamed))
         for texts in read_texts(self._body, self._request.form, text_columns(intake)):
-            made = parsed(texts.rows, np.asarray(texts.lines), intake.shape.mapped, schema)
-            rows = texts.rows if made.kept.all() else texts.rows.filter(pa.array(made.kept))
+            found, numbers = texts.rows, np.asarray(texts.lines)
+            blamed = np.isin(numbers, blamed_lines) if len(blamed_lines) else np.zeros(len(numbers), bool)
+            if blamed.any():
+                found, numbers = found.filter(pa.array(~blamed)), numbers[~blamed]
+            made = parsed(found, numbers, intake.shape.mapped, schema)
+            rows = found if made.kept.all() else found.filter(pa.array(made.kept))
             keys = made.batch.column(intake.shape.tier_key)
             routes = np.full(len(rows), NOWHERE, np.int8)
             valued = np.asarray(keys.is_valid())
             axis = axis_of(keys.fill_null(pa.scalar(0, keys.type)) if keys.null_count else keys)
             routes[valued] = self._routes.of(axis[valued])
             lost = np.flatnonzero(routes == NOWHERE)
-            bad = len(texts.faults) + int((~made.kept).sum()) + len(lost)
+            bad = len(texts.faults) + int(blamed.sum()) + int((~made.kept).sum()) + len(lost)
             tally.total += len(texts.rows) + len(texts.faults)
             tally.rejected += bad
-            faults = [*texts.faults, *made.faults, *self._why(lost[:SHOWN], axis, valued, made.numbers)]
-            tally.faults += faults[: SHOWN - len(tally.faults)]
+            told = [(int(line), self._blamed[int(line)]) for line in np.asarray(texts.lines)[blamed][:SHOWN]]
+            faults = [*texts.faults, *told, *made.faults, *self._why(lost[:SHOWN], axis, valued, made.numbers)]
+            tally.faults += sorted(faults)[: SHOWN - len(tally.faults)]
             tally.seen |= {name for name in rows.schema.names if rows.column(name).null_count < len(rows)}
             if tally.rejected and not self._request.max_error_ratio and len(tally.faults) >= SHOWN:
                 raise BadRows(tally.faults, tally.rejected, tally.total)
@@ -308,7 +347,7 @@ class _Load:
             # Cold rows that cannot be staged go to Postgres with the others, which knows where they belong.
             hot = np.flatnonzero(routes < (COLD if cold.may_stage else NOWHERE))
             if len(hot):
-                yield rows if len(hot) == len(rows) else rows.take(pa.array(hot))
+                yield (rows if len(hot) == len(rows) else rows.take(pa.array(hot))), made.numbers[hot]
 
     def _why(self, lost: Any, axis: Any, valued: Any, numbers: Any) -> list[Fault]:
         name = self._state.table.tier_key
@@ -331,10 +370,24 @@ def _csv(texts: pa.RecordBatch, columns: list[str]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def _numbered(texts: pa.RecordBatch, numbers: Any) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    lines = pa.array(numbers, pa.int64()).cast(pa.string())
+    return pa.RecordBatch.from_arrays([lines, *texts.columns], names=[LINE, *texts.schema.names])
+
+
+def _is_about_rows(error: Exception) -> bool:
+    """Whether single rows of the batch may be to blame."""
+    if isinstance(error, psycopg.Error):
+        return (error.sqlstate or "").startswith(_ROWS)
+    return isinstance(error, ModakError) and error.code == "load.twice"
+
+
 def _explained(error: psycopg.Error) -> ModakError:
     """Rows that Postgres refuses are the sender's; everything else is as everywhere."""
     state = error.sqlstate or ""
-    if state.startswith(("22", "23", "21")):
+    if state.startswith(_ROWS):
         said = (error.diag.message_primary or str(error)).strip()
         where = (error.diag.context or "").splitlines()
         return ModakError("load.refused", f"Postgres refuses the rows: {said}", hint=where[0] if where else "")
