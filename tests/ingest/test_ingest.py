@@ -356,6 +356,24 @@ def test_a_dry_run_tells_the_plan_and_changes_nothing(site: Site, cold: Events, 
     assert (cold.snapshots(), cold.sql("SELECT count(*) FROM modak.op_log WHERE kind = 'ingest'")) == (before, [(0,)])
 
 
+def test_a_dry_run_looks_through_json_lines(site: Site, cold: Events, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text('{"id": 1000, "ts": 10, "body": "a"}\n')
+    bad.write_text('{"id": 1, "ts": 10}\nnonsense\n{"id": "x", "ts": 10}\n{"id": 3, "ts": 900}\n')
+    before = cold.snapshots()
+    with pytest.raises(Refused) as refused:
+        _take(site, cold, str(good), str(bad), kind="jsonl", dry_run=True)
+    text = str(refused.value)
+    assert "row 2: is not a JSON object" in text
+    assert "row 3: column id: 'x' is no long" in text
+    assert "row 4: tier key 900 is not below the cut-line 200" in text
+    assert "good.jsonl" not in text
+    report = _take(site, cold, str(good), kind="jsonl", dry_run=True)
+    assert [facts.source.shown for facts in report.plan.rewrite] == [str(good)]
+    assert (cold.snapshots(), cold.sql("SELECT count(*) FROM modak.op_log WHERE kind = 'ingest'")) == (before, [(0,)])
+    assert _lake(cold) == BASE
+
+
 def test_columns_dropped_and_added_again_show_nothing_of_an_adopted_file(
     site: Site, cold: Events, leader: Leader, tmp_path: Path
 ) -> None:
@@ -417,8 +435,8 @@ def test_the_command_tells_what_it_did(site: Site, cold: Events, tmp_path: Path)
         "MODAK_HOME": str(site.settings.home.path),
     }
 
-    def call(*args: str) -> Any:
-        return CliRunner(env=environ).invoke(app, ["ingest", "--table", "public.events", *args])
+    def call(*args: str, piped: bytes | None = None) -> Any:
+        return CliRunner(env=environ).invoke(app, ["ingest", "--table", "public.events", *args], input=piped)
 
     path = _parquet(tmp_path / "a.parquet", [(5, 5, "five"), (1000, 10, "a")])
     planned = call("--file", path, "--dry-run")
@@ -430,3 +448,17 @@ def test_the_command_tells_what_it_did(site: Site, cold: Events, tmp_path: Path)
     refused = call("--file", _parquet(tmp_path / "b.parquet", [(1, 900, "hot")]))
     assert refused.exit_code == 1
     assert "b.parquet: tier key 900 is not below the cut-line 200" in refused.stderr
+    parts = [_parquet(tmp_path / f"part-{at}.parquet", [(2000 + at, 20 + at, "part")]) for at in range(2)]
+    told = call("--file", *parts)
+    assert "reading keys: 2 of 2" in told.stderr
+    assert "adopting files: 2 of 2" in told.stderr
+    assert "2 files adopted, 0 written" in told.stdout
+    lines = b'{"id": 3000, "ts": 30, "body": "piped"}\n{"id": 3001, "ts": 31, "body": "piped"}\n'
+    assert "ingested public.events: 2 rows" in call("--jsonl", "-", piped=lines).stdout
+    assert "Nothing to take in" in call("--jsonl", "-", piped=lines).stdout
+    whole = Path(_parquet(tmp_path / "c.parquet", [(3002, 32, "piped")])).read_bytes()
+    piped = call("--file", "-", piped=whole)
+    assert "1 file adopted, 0 written" in piped.stdout, piped.stderr
+    wrong = call("--jsonl", "-", piped=b"nonsense\n")
+    assert (wrong.exit_code, "row 1: is not a JSON object" in wrong.stderr) == (1, True)
+    assert {row for row in _lake(cold) if row[0] >= 3000} == {(3000 + at, 30 + at, "piped") for at in range(3)}

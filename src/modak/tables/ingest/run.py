@@ -36,7 +36,16 @@ from modak.tables.ingest.inputs import Kind, Source, opened
 from modak.tables.ingest.inspect import inspect
 from modak.tables.ingest.plan import SHOWN, Facts, IngestPlan, Refusal, plan_ingest, room_of
 from modak.tables.ingest.rows import Intake
-from modak.tables.ingest.work import Job, Scanned, adopt_file, key_batches, key_schema, scan_keys, write_rows
+from modak.tables.ingest.work import (
+    Job,
+    Scanned,
+    adopt_file,
+    key_batches,
+    key_schema,
+    look_through,
+    scan_keys,
+    write_rows,
+)
 from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import give_up, tidy_landed
@@ -105,6 +114,10 @@ def _ingest(site: Site, request: Request, stdin: IO[bytes] | None, tell: OnProgr
         facts = inspect(sources, look.intake.shape, look.lake, look.cut)
         plan = plan_ingest(request.table, look.intake.room, facts, _known(site, state), rewrite=request.rewrite)
         _refuse(plan.refusals)
+        if request.dry_run:
+            # Footers tell whether Parquet fits; of JSON lines only the lines themselves do.
+            lines = [one for one in plan.rewrite if one.source.kind == "jsonl"]
+            _refuse_faults(lines, [look_through(one.source, look.intake) for one in lines])
         if request.dry_run or not (plan.adopt or plan.rewrite):
             return IngestReport(request.table, plan, seconds=site.clock.monotonic() - started)
         report = _Ingest(site, writer, look, plan, tell, request.rewrite).run()
@@ -191,6 +204,16 @@ def _refuse(refusals: Sequence[Refusal]) -> None:
     )
 
 
+def _refuse_faults(facts: Sequence[Facts], faults: Sequence[Sequence[tuple[int, str]]]) -> None:
+    _refuse(
+        [
+            Refusal(one.source.shown, reason, row)
+            for one, several in zip(facts, faults, strict=True)
+            for row, reason in several
+        ]
+    )
+
+
 class _Ingest:
     """One planned ingest on its way."""
 
@@ -226,14 +249,14 @@ class _Ingest:
         adopt, anew = list(self._plan.adopt), list(self._plan.rewrite)
         facts = [*adopt, *anew]
         scans = self._each("keys", scan_keys, [self._job(at, one) for at, one in enumerate(facts)])
-        self._refuse_faults(facts, [scan.faults for scan in scans])
+        _refuse_faults(facts, [scan.faults for scan in scans])
         late = self._late([scan.keys for scan in scans])
         self._refuse_repeating(adopt, late)
         repeating = [at for at in range(len(adopt)) if at in late]
         written = [*repeating, *range(len(adopt), len(facts))]
         jobs = [self._job(at, facts[at], tuple(late.get(at, ()))) for at in written]
         made = self._each("rows", write_rows, jobs)
-        self._refuse_faults([facts[at] for at in written], [faults for _, faults in made])
+        _refuse_faults([facts[at] for at in written], [faults for _, faults in made])
         whole = [at for at in range(len(adopt)) if at not in late]
         adopted = self._each("adopt", adopt_file, [self._job(at, facts[at]) for at in whole])
         files = (*adopted, *(file for files, _ in made for file in files))
@@ -304,15 +327,6 @@ class _Ingest:
                 )
                 for at in range(len(adopt))
                 if at in late
-            ]
-        )
-
-    def _refuse_faults(self, facts: Sequence[Facts], faults: Sequence[Sequence[tuple[int, str]]]) -> None:
-        _refuse(
-            [
-                Refusal(one.source.shown, reason, row)
-                for one, several in zip(facts, faults, strict=True)
-                for row, reason in several
             ]
         )
 

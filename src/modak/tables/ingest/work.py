@@ -15,7 +15,7 @@ from modak.core.faults import reach
 from modak.lake.locate import KeyFile
 from modak.lake.model import DataFile, Layout
 from modak.storage import remote
-from modak.tables.ingest.inputs import Source
+from modak.tables.ingest.inputs import STDIN, Source
 from modak.tables.ingest.plan import SHOWN, Facts
 from modak.tables.ingest.rows import Fault, Intake, misplaced, rows_of
 
@@ -78,6 +78,17 @@ def scan_keys(job: Job) -> Scanned:
     return made
 
 
+def look_through(source: Source, intake: Intake) -> tuple[Fault, ...]:
+    """The first rows of a source that cannot be taken; writes nothing."""
+    shape = intake.shape
+    faults: list[Fault] = []
+    for found in rows_of(source, intake, shape.columns):
+        faults += [*found.faults, *misplaced(found, shape.columns, shape.tier_key, intake.room)]
+        if len(faults) >= SHOWN:
+            break
+    return tuple(faults[:SHOWN])
+
+
 def write_rows(job: Job) -> tuple[tuple[DataFile, ...], tuple[Fault, ...]]:
     """Write the rows of a source as files of the lake, without those that are left out."""
     import numpy as np
@@ -137,7 +148,10 @@ def adopt_file(job: Job) -> DataFile:
     assert bucket is not None
     target = f"{job.folder}/{bucket.folder(job.layout)}/{job.task}-adopted.parquet"
     reach("ingest.before_adopt")
-    remote.copy(job.source.uri, target, job.source.version)
+    # A copy of standard input is known by its content and changed by nobody.
+    piped = job.source.shown == STDIN
+    seen = remote.identity(job.source.uri)[1] if piped else job.source.version
+    remote.copy(job.source.uri, target, seen)
     with storage_errors(target), parquet_file(target) as file:
         made = data_file(
             target,
