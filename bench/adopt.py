@@ -107,6 +107,7 @@ def _ours(home: Path, rows: int, name: str, text: int, *, rewrite: bool = False)
         request = Request(table, (str(home / "inputs" / name),), "parquet", rewrite=True)
         report, used = measured(lambda: ingest(site, request))
         assert report.rows == rows, (report.rows, rows)
+        assert report.adopted_files == (0 if rewrite else FILES), report.adopted_files
     return _told(rows, used, megabytes)
 
 

@@ -1,6 +1,7 @@
 """How fast batches come in: Stream Load, hot and cold, against plain COPY and against INSERT batches into the heap.
 
-Every contestant takes the same rows of JSON lines, in a process of its own, one batch after the other. `copy` is
+Every contestant takes the same rows of JSON lines, in a process of its own, one batch after the other. Ours come by the
+Python client through the daemon's HTTP server, which runs in the same process: what both use is counted. `copy` is
 Postgres' COPY of the same values (CSV) straight into the table: the limit of any way in. `insert` sends multi-row
 INSERTs of 1 000 rows. `cold` stages files; `cold_adopted` also brings them into the lake.
 """
@@ -17,6 +18,7 @@ from bench.report import Line, Report
 
 ROWS = 1_000_000
 BATCH = 100_000
+TOKEN = "load-token-of-the-benchmark"
 
 
 def main(options: list[str]) -> None:
@@ -85,34 +87,42 @@ def _bodies(home: Path, name: str, rows: int, hot: bool) -> list[Path]:
 
 
 def _loaded(home: Path, rows: int, name: str, *, hot: bool, adopted: bool = False) -> dict[str, float]:
+    import modak
     from modak import config
     from modak.core.names import TableName
+    from modak.runtime.hosting import loads
     from modak.runtime.leader import Leader
     from modak.runtime.opening import open_site
+    from modak.runtime.pulse import Pulse
+    from modak.runtime.web.context import Context
+    from modak.runtime.web.server import listening
     from modak.tables.load.adopt import adopt
-    from modak.tables.load.run import LoadRequest, load
     from modak.tables.registration.register import register
     from modak.tables.registration.request import RegisterRequest
     from modak.tables.tiering.run import tier
 
     bodies = _bodies(home, name, rows, hot)
     table = TableName("public", f"b_{name}")
-    with (
-        open_site(config.load({"MODAK_HOME": str(home), "MODAK_PREMAKE_PARTITIONS": "0"})) as site,
-        Leader.campaign(site, wait_seconds=5) as leader,
-    ):
+    settings = {"MODAK_HOME": str(home), "MODAK_PREMAKE_PARTITIONS": "0", "MODAK_LOAD_TOKEN": TOKEN}
+    with open_site(config.load(settings)) as site, Leader.campaign(site, wait_seconds=5) as leader:
         register(site, RegisterRequest(table, ("id",), "ts"))
         tier(site, leader.epoch, table)
         tier(site, leader.epoch, table)
         _ = site.lake
+        context = Context(site, Pulse())
 
-        def run() -> None:
+        def run() -> int:
+            taken = 0
             for number, body in enumerate(bodies):
-                load(site, LoadRequest(table, f"batch-{number}", "jsonl"), body)
+                answer = modak.load(str(table), body, label=f"batch-{number}", url=url, token=TOKEN)
+                taken += answer["hot_rows"] + answer["delta_rows"] + answer["spooled_rows"]
             if adopted:
                 adopt(site, leader.epoch, table)
+            return taken
 
-        _, used = measured(run)
+        with listening(context, 0, loads(context)) as url:
+            taken, used = measured(run)
+        assert taken == rows, (taken, rows)
     return _told(rows, used)
 
 
