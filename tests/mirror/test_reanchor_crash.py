@@ -69,6 +69,26 @@ def test_after_a_crash_in_an_anchor_the_slot_is_still_in_trouble_or_all_is_well(
     assert site.reader.unfinished_ops() == ()
 
 
+@pytest.mark.parametrize("point", ["publication.creating", "publication.created"])
+def test_after_a_crash_while_a_lost_publication_is_made_again_nothing_is_missed(
+    site: Site, leader: Leader, point: str
+) -> None:
+    things = Things.plain(site, 300)
+    things.register()
+    things.sql(f"DROP PUBLICATION {things.publication}")
+    things.sql("UPDATE public.things SET body = 'unseen' WHERE id % 50 = 0")
+    faults.arm(Fault(point))
+    with pytest.raises(InjectedFault):
+        things.pump(leader)
+    faults.arm(None)
+    repair(site, leader.epoch)
+    things.fill(300, 305)
+    things.pump(leader)
+    things.pump(leader)
+    assert things.lake() == things.heap()
+    assert site.reader.unfinished_ops() == ()
+
+
 def test_after_a_crash_in_a_diff_it_is_done_again(site: Site, leader: Leader, struck_in_a_diff: str) -> None:
     things = Things.ranged(site)
     things.register()

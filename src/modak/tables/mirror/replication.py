@@ -64,6 +64,9 @@ def publish(site: Site, record: TableRecord) -> None:
             raise translate(error) from error
         patiently(site, record.name, lambda: not ensure_identity(conn, record))
         here = published(conn, name)
+        if here != (record.name,):
+            # What was changed meanwhile no slot from before will bring, and after a crash nobody could tell.
+            _drop(site, record.name, conn, slot_of(site, record))
         if here is None:
             patiently(site, record.name, lambda: create_publication(conn, name, [record.name]))
         elif here != (record.name,):
