@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from modak.catalog.mirrors import read_health
 from modak.core import faults
 from modak.core.faults import Fault, InjectedFault
-from modak.tables.mirror.pump.health import Teller
+from modak.tables.mirror.pump.health import Teller, remembered
 from modak.tables.repair import repair
 from tests.mirror.pumping import Mirrored
 from tests.mirror.world import Make
@@ -174,6 +175,21 @@ def test_a_crash_while_a_slot_is_given_up(make: Make, point: str) -> None:
     crash(table, point, lambda: teller.guard(table.name, slot, -1, "reanchor", table.close))
     table.pump()
     assert table.is_same()
+
+
+@pytest.mark.parametrize("point", ["slot.evicting", "slot.dropped", "pump.gave_up"])
+def test_a_table_stays_paused_after_a_crash_while_its_slot_is_given_up(make: Make, point: str) -> None:
+    table = make(rows=HUNDRED)
+    table.pump()
+    teller = Teller(table.site, table.known_id, table.pumps[0].slot)
+    slot = teller.tell(table.site.reader.state(table.name).cutline.frontier or "", 0.0, None)
+    assert slot is not None
+    faults.arm(Fault(point))
+    with pytest.raises(InjectedFault):
+        teller.guard(table.name, slot, -1, "pause", table.close)
+    faults.arm(None)
+    with table.site.connect(autocommit=True) as conn:
+        assert remembered(read_health(conn)[table.known_id], "pause") is not None
 
 
 @pytest.mark.spark

@@ -56,6 +56,11 @@ def note_health(conn: Conn, health: MirrorHealth) -> None:
     conn.execute(_NOTE, {"table_id": health.table_id, **{name: getattr(health, name) for name in names}})
 
 
+def note_pause(conn: Conn, table_id: int, why: str) -> None:
+    """Write down why a table that has told before stands still from now on."""
+    conn.execute("UPDATE modak.mirror_health SET paused = %s WHERE table_id = %s", (why, table_id))
+
+
 def read_health(conn: Conn) -> dict[int, MirrorHealth]:
     """How every mirrored table was doing when its pump last told."""
     with conn.cursor() as cursor:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from modak.catalog.mirrors import MirrorHealth, note_health
+from modak.catalog.mirrors import MirrorHealth, note_health, note_pause
 from modak.core.errors import ModakError
 from modak.core.faults import reach
 from modak.core.names import TableName
@@ -89,13 +89,18 @@ class Teller:
         let_go()
         with connect(self.site.dsn, autocommit=True, application="modak mirror") as conn:
             reach("pump.before_giving_up")
+            if policy == "pause":
+                # Before the slot goes: whoever finds none, and no reason for that, makes a new one.
+                self.paused = (
+                    f"The slot kept {slot.retained_bytes:,} bytes of WAL, more than {limit:,}, and was given up."
+                )
+                note_pause(conn, self.table_id, self.paused)
             evict(conn, self.slot)
             drop_slot(conn, self.slot)
             reach("pump.gave_up")
         log.error("mirror.slot_given_up", policy=policy, **about)
         if policy == "pause":
             self._told = -1e9
-            self.paused = f"The slot kept {slot.retained_bytes:,} bytes of WAL, more than {limit:,}, and was given up."
         return True
 
 
