@@ -41,6 +41,10 @@ class Buffer:
     _waiting: int = 0
     _files: list[Path] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.folder.exists():
+            self._remove()
+
     @property
     def spilled(self) -> bool:
         """Whether a part of the batch is on disk."""
@@ -74,9 +78,7 @@ class Buffer:
         self._tables, self._waiting, self.changes, self.truncated = [], 0, 0, False
         self.shown = {}
         if self._files:
-            reach("pump.clearing")
-            shutil.rmtree(self.folder, ignore_errors=True)
-            reach("pump.cleared")
+            self._remove()
         self._files = []
 
     def parts(self) -> Iterator[pa.Table]:
@@ -92,6 +94,11 @@ class Buffer:
                 tables = [table for path in self._files if len(table := _read(path, bucket))]
             if tables:
                 yield fold(joined(tables, self.shown))
+
+    def _remove(self) -> None:
+        reach("pump.clearing")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        reach("pump.cleared")
 
     def _spill(self, folded: pa.Table) -> None:
         _refuse_distant_roots(folded)
