@@ -2,7 +2,8 @@
 
 It takes its settings from the environment as the real one does, writes its log as JSON lines to standard output, and
 dies by SIGKILL (or stops by SIGSTOP) at the named fault point. SIGTERM ends it cleanly. With `--light` it does without
-a Spark session, as small tables can: for workers that a test needs before or after the one that is struck.
+a Spark session, as small tables can: for workers that a test needs before or after the one that is struck. With
+`--later` it is in danger only from SIGUSR1 on, so that a worker can catch up with what another has left before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 
 import structlog
 
@@ -19,6 +21,7 @@ from modak import config
 from modak.core import faults
 from modak.core.faults import Fault
 from modak.core.names import TableName
+from modak.postgres.changes.source import Limits
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
@@ -27,6 +30,9 @@ from modak.tables.fold import plan as fold_plan
 from modak.tables.foreign import accept
 from modak.tables.maintenance.erase import erase_rows
 from modak.tables.mirror import chunks
+from modak.tables.mirror.convert import convert
+from modak.tables.mirror.pump import plan as pump_plan
+from modak.tables.mirror.pump import run as pump_run
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.registration.unregister import unregister
@@ -47,6 +53,11 @@ def main() -> None:
         export.DRIVER_BYTES = 0
     if arguments.large_folds:
         fold_plan.DRIVER_ROWS = 0
+    if arguments.large_batches:
+        pump_plan.DRIVER_ROWS = 0
+    if arguments.streaming:
+        pump_run.BATCH_BYTES = 1 << 14
+        pump_run.Limits = partial(Limits, reread_bytes=-1, memory_bytes=1 << 12)  # type: ignore[misc,assignment]
     # And every chunk of a copy is a commit.
     chunks.TASK_BYTES = chunks.TASKS_PER_COMMIT = 1
     structlog.configure(
@@ -57,11 +68,19 @@ def main() -> None:
     with open_site(config.load(os.environ)) as site:
         if arguments.register:
             register(site, RegisterRequest(TABLE, ("id",), "ts"))
-        if arguments.kill:
+        if arguments.kill and arguments.later:
+            signal.signal(signal.SIGUSR1, lambda _number, _frame: _arm_now(arguments.kill))
+        elif arguments.kill:
             faults.arm(Fault(arguments.kill, "kill"))
         if arguments.stop:
             faults.watch(_Stopper(arguments.stop))
         ACTS[arguments.act](site)
+
+
+def _arm_now(point: str) -> None:
+    faults.arm(Fault(point, "kill"))
+    # Not by the log: a signal may come while the same thread holds its lock.
+    os.write(sys.stdout.fileno(), b'{"event": "worker.armed"}\n')
 
 
 class _Stopper:
@@ -98,7 +117,11 @@ ACTS = {
     "erase": _erase,
     "repair": _repair,
     "register": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts")),
+    "keep": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", keep_heap=True)),
     "mirror": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", mode="mirrored", chunk_rows=50)),
+    "retain": lambda site: register(site, RegisterRequest(TABLE, ("id",), "ts", mode="mirrored", heap_retention="100")),
+    "to-mirrored": lambda site: convert(site, TABLE, "mirrored"),
+    "to-tiered": lambda site: convert(site, TABLE, "tiered"),
     "unregister": lambda site: unregister(site, TABLE, drop_lake=True),
     "update": lambda site: update(site, TABLE, {"id": 5, "ts": 5}, {"body": "corrected"}),
     "upsert": lambda site: upsert(site, TABLE, {"id": 5, "ts": 5, "body": "corrected"}),
@@ -111,7 +134,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--register", action="store_true", help="register the table first, out of danger")
     parser.add_argument("--light", action="store_true", help="without a Spark session")
     parser.add_argument("--large-folds", action="store_true", help="fold few corrections as if they were many")
+    parser.add_argument("--large-batches", action="store_true", help="pump few changes as if they were many")
+    parser.add_argument("--streaming", action="store_true", help="read every slot by a stream, with little memory")
     parser.add_argument("--kill", metavar="POINT", help="die there by SIGKILL")
+    parser.add_argument("--later", action="store_true", help="not before SIGUSR1 has come")
     parser.add_argument("--stop", metavar="POINT", help="stop there by SIGSTOP, once")
     return parser.parse_args()
 
