@@ -14,9 +14,17 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
 KILLED = (
     "register.committed",
+    "mirror.before_note",
     "mirror.after_note",
+    "identity.setting",
+    "identity.set",
+    "mirror.before_guard",
+    "mirror.after_guard",
+    "publication.creating",
     "publication.created",
+    "slot.creating",
     "slot.created",
+    "copy.before_plan",
     "copy.after_plan",
     "copy.before_tasks",
     "export.task_written",
