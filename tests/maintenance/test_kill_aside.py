@@ -81,7 +81,7 @@ def test_the_files_of_a_failed_load_go_though_the_first_who_deleted_was_killed(
     staged = Path(warehouse, ".staging", "failed", "part.parquet")
     staged.parent.mkdir(parents=True)
     staged.write_bytes(b"rows")
-    lake.policy(maintenance_enabled=False, orphan_grace_hours=0)
+    lake.policy(maintenance_enabled=False, orphan_grace_hours=1)
     lake.events.sql(
         "INSERT INTO modak.load_labels (table_id, label, state, files, updated_at) SELECT table_id, 'l', 'failed',"
         f" '[{{\"uri\": \"{staged.as_uri()}\"}}]', now() - interval '1 day' FROM modak.tables"

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from modak.catalog import spill
+from modak.catalog.write import CatalogWriter
 from modak.core import faults
 from modak.core.errors import NotLeader
 from modak.postgres.dsn import Dsn
@@ -91,6 +93,19 @@ def test_a_leader_that_is_overtaken_in_a_pass_leaves_the_heap_alone(
     truth.check_journal()
     if not default:
         truth.check_partitions()
+
+
+def test_a_leader_that_falls_asleep_in_its_ddl_is_not_waited_for(site: Site, events: Events) -> None:
+    events.register()
+    with Leader.campaign(site, 5) as first, site.connect() as conn:
+        CatalogWriter(site.dsn, first.epoch, idle_millis=300).hold(conn)
+        # It waits for the end of that transaction, and gets the lease.
+        events.sql(OVERTAKEN)
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+            conn.execute("SELECT 1")
+    events.sql(FREE)
+    with Leader.campaign(site, 5) as second:
+        assert second.epoch.number > first.epoch.number
 
 
 def test_a_leader_that_was_overtaken_makes_no_spill(site: Site, events: Events) -> None:

@@ -214,8 +214,12 @@ class CatalogWriter:
         self._patience = patience
 
     def hold(self, conn: Conn) -> None:
-        """Stop unless the epoch still leads; until the transaction of the connection ends nobody else can take over."""
+        """Stop unless the epoch still leads; until the transaction of the connection ends nobody else can take over.
+
+        A process that falls asleep in that transaction loses it, or it would lead for as long as it sleeps.
+        """
         if self.epoch is not None:
+            conn.execute("SELECT set_config('idle_in_transaction_session_timeout', %(idle)s, true)", self._limits)
             moves.hold_epoch(conn, self.epoch)
 
     @contextmanager
@@ -275,7 +279,8 @@ class CatalogWriter:
             try:
                 conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 conn.execute(_LIMITS, self._limits)
-                self.hold(conn)
+                if self.epoch is not None:
+                    moves.hold_epoch(conn, self.epoch)
                 if lock_millis is not None:
                     conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{lock_millis}ms",))
                 yield StepTransaction(conn)
@@ -322,7 +327,8 @@ class CatalogWriter:
         # The journal row first: until it is free, nobody can ask about the outcome.
         conn.execute(_LIMITS, self._limits)
         moves.hold_op(conn, tx.op_id, OpPhase.PREPARED)
-        self.hold(conn)
+        if self.epoch is not None:
+            moves.hold_epoch(conn, self.epoch)
         for step in tx.steps:
             step(conn)
         written = conn.execute(
