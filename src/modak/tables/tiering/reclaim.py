@@ -143,8 +143,11 @@ def _detach(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Obse
     else:
         how = sql.SQL("FINALIZE" if leaf.detach_pending else "CONCURRENTLY")
         statement = sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how)
-        # It allows no transaction around it, so one beside it holds the epoch.
+        # It allows no transaction around it, so one beside it holds the epoch; the end of a detachment that has begun
+        # would wait for that one, and finds only that we lead.
         with writer.step():
+            done = leaf.detach_pending or ddl.attempt_outside(conn, statement, LOCK_MILLIS)
+        if leaf.detach_pending:
             done = ddl.attempt_outside(conn, statement, LOCK_MILLIS)
     reach("reclaim.after_detach")
     return done
