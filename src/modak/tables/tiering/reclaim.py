@@ -136,19 +136,19 @@ def _detach(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Obse
     )
     has_default = any(other.is_default for other in observed.heap.leaves)
     reach("reclaim.before_detach")
+    detach = sql.SQL("ALTER TABLE {} DETACH PARTITION {} ").format(parent, child)
     if has_default:
         # Postgres detaches concurrently only without a DEFAULT partition.
-        statement = sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, child)
-        done = ddl.attempt(conn, statement, LOCK_MILLIS, writer.hold)
-    else:
-        how = sql.SQL("FINALIZE" if leaf.detach_pending else "CONCURRENTLY")
-        statement = sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, child, how)
-        # It allows no transaction around it, so one beside it holds the epoch; the end of a detachment that has begun
-        # would wait for that one, and finds only that we lead.
+        done = ddl.attempt(conn, detach, LOCK_MILLIS, writer.hold)
+    elif leaf.detach_pending:
+        # It would wait for a transaction of ours that held the epoch; so we only look whether we lead.
         with writer.step():
-            done = leaf.detach_pending or ddl.attempt_outside(conn, statement, LOCK_MILLIS)
-        if leaf.detach_pending:
-            done = ddl.attempt_outside(conn, statement, LOCK_MILLIS)
+            pass
+        done = ddl.attempt_outside(conn, detach + sql.SQL("FINALIZE"), LOCK_MILLIS)
+    else:
+        # It allows no transaction around it, so one beside it holds the epoch.
+        with writer.step():
+            done = ddl.attempt_outside(conn, detach + sql.SQL("CONCURRENTLY"), LOCK_MILLIS)
     reach("reclaim.after_detach")
     return done
 
