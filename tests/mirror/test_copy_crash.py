@@ -23,6 +23,8 @@ IN_A_REGISTRATION = (
     "mirror.after_guard",
     "publication.creating",
     "publication.created",
+    "mirror.before_mark",
+    "mirror.after_mark",
     "slot.creating",
     "slot.created",
     "copy.before_plan",

@@ -22,6 +22,8 @@ KILLED = (
     "mirror.after_guard",
     "publication.creating",
     "publication.created",
+    "mirror.before_mark",
+    "mirror.after_mark",
     "slot.creating",
     "slot.created",
     "copy.before_plan",

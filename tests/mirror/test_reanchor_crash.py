@@ -69,7 +69,10 @@ def test_after_a_crash_in_an_anchor_the_slot_is_still_in_trouble_or_all_is_well(
     assert site.reader.unfinished_ops() == ()
 
 
-@pytest.mark.parametrize("point", ["publication.creating", "publication.created"])
+REMADE = ("publication.creating", "publication.created", "mirror.before_mark", "mirror.after_mark")
+
+
+@pytest.mark.parametrize("point", REMADE)
 def test_after_a_crash_while_a_lost_publication_is_made_again_nothing_is_missed(
     site: Site, leader: Leader, point: str
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modak.core.errors import ModakError, Refused, UsageError
-from modak.postgres.changes.publication import published
+from modak.postgres.changes.publication import find_publications
 from modak.tables.registration.register import preflight
 from modak.tables.site import Site
 from tests.mirror.things import Things
@@ -30,7 +30,8 @@ def test_registration_sets_up_identity_publication_and_slot_and_copies_the_rows(
     assert done.rows_copied == 100
     assert things.identities() == {"things": "f"}
     with site.connect(autocommit=True) as conn:
-        assert published(conn, things.publication) == (things.name,)
+        found = find_publications(conn, [things.publication])[things.publication]
+    assert (found.relids, found.whole) == ((things.state.table.relid,), True)
     slot = things.slot
     assert slot is not None
     assert not slot.lost

@@ -22,9 +22,8 @@ from modak.postgres.changes.lsn import read_lsn, write_lsn
 from modak.postgres.changes.publication import (
     create_publication,
     drop_publication,
+    find_publications,
     not_full,
-    publish_exactly,
-    published,
     write_default_identity,
     write_full_rows,
 )
@@ -198,23 +197,55 @@ def test_a_zombie_that_holds_the_slot_is_evicted(fresh_database: Dsn) -> None:
             assert table.peeked(binary=True) == []
 
 
-def test_publications_follow_their_tables_whatever_they_are_called(fresh_database: Dsn) -> None:
+def test_publications_give_what_was_named_to_them_whatever_it_is_called(fresh_database: Dsn) -> None:
     name = 'pub "x", y'
     with connect(fresh_database, autocommit=True) as conn:
         conn.execute('CREATE TABLE "odd ""table""; DROP" (k int PRIMARY KEY, v text)')
         conn.execute("CREATE TABLE t (k int PRIMARY KEY)")
-        assert published(conn, name) is None
+        assert find_publications(conn, [name]) == {}
         assert create_publication(conn, name, [ODD])
-        assert published(conn, name) == (ODD,)
+        relid = conn.execute('SELECT \'public."odd ""table""; DROP"\'::regclass::oid').fetchone()
+        assert relid is not None
+        found = find_publications(conn, [name, "another"])
+        assert {each: (one.relids, one.whole) for each, one in found.items()} == {name: (relid, True)}
         with created_slot(fresh_database, "odd"):
             conn.execute('INSERT INTO "odd ""table""; DROP" VALUES (1, $$x$$)')
-        assert publish_exactly(conn, name, [ODD, TableName("public", "t")])
-        assert published(conn, name) == (ODD, TableName("public", "t"))
+            conn.execute("INSERT INTO t VALUES (1)")
         (piece,) = _peeked_by(fresh_database, "odd", name)
         assert [item.relation.name for item in piece.items] == [ODD]  # type: ignore[union-attr]
         assert drop_publication(conn, name)
         assert drop_publication(conn, name)
-        assert published(conn, name) is None
+        assert find_publications(conn, [name]) == {}
+
+
+ALL = "insert, update, delete, truncate"
+
+
+@pytest.mark.parametrize(
+    ("tampering", "whole"),
+    [
+        (("DROP PUBLICATION p", "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)"), None),
+        (("ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p ADD TABLE t"), True),
+        (("ALTER PUBLICATION p SET TABLE t WHERE (k > 5)",), False),
+        (("ALTER PUBLICATION p SET TABLE t (k)",), False),
+        (("ALTER PUBLICATION p SET (publish = 'insert')",), False),
+        (("ALTER PUBLICATION p SET (publish = 'insert')", f"ALTER PUBLICATION p SET (publish = '{ALL}')"), True),
+        (("ALTER PUBLICATION p SET (publish_via_partition_root = false)",), False),
+    ],
+)
+def test_a_publication_that_somebody_changed_has_another_mark(
+    fresh_database: Dsn, tampering: tuple[str, ...], whole: bool | None
+) -> None:
+    with connect(fresh_database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        assert create_publication(conn, "p", [TableName("public", "t")])
+        before = find_publications(conn, ["p"])["p"]
+        assert find_publications(conn, ["p"])["p"] == before
+        for statement in tampering:
+            conn.execute(statement)
+        after = find_publications(conn, ["p"])["p"]
+    assert after.mark != before.mark
+    assert whole is None or after.whole is whole
 
 
 def _peeked_by(dsn: Dsn, slot: str, publication: str) -> list:  # type: ignore[type-arg]
@@ -257,8 +288,6 @@ def test_partitions_come_under_their_parent_and_each_gets_its_identity(fresh_dat
         "slot.dropped",
         "publication.creating",
         "publication.created",
-        "publication.altering",
-        "publication.altered",
         "publication.dropping",
         "publication.dropped",
         "identity.setting",
@@ -270,9 +299,8 @@ def test_after_a_crash_anywhere_the_same_calls_lead_to_the_same_end(fresh_databa
 
     def life() -> None:
         with connect(fresh_database, autocommit=True) as conn:
-            if published(conn, "life") is None:
+            if not find_publications(conn, ["life"]):
                 assert create_publication(conn, "life", [table])
-            assert publish_exactly(conn, "life", [table])
             assert write_full_rows(conn, table) == ()
             if slot_state(conn, "life") is None:
                 with created_slot(fresh_database, "life"):
@@ -300,7 +328,7 @@ def test_after_a_crash_anywhere_the_same_calls_lead_to_the_same_end(fresh_databa
     assert Followed(fresh_database, "life").peeked(binary=True) == []
     end()
     with connect(fresh_database, autocommit=True) as conn:
-        assert (slot_state(conn, "life"), published(conn, "life")) == (None, None)
+        assert (slot_state(conn, "life"), find_publications(conn, ["life"])) == (None, {})
         assert not_full(conn, table) == ()
 
 

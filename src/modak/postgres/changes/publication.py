@@ -7,6 +7,7 @@ property of every leaf, and one that is attached later comes with its own, so it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -31,7 +32,33 @@ FROM tree JOIN pg_class c ON c.oid = tree.oid JOIN pg_namespace n ON n.oid = c.r
 WHERE c.relreplident <> 'f' AND c.relkind IN ('r', 'p')
 ORDER BY 1, 2
 """
-_TABLES = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s ORDER BY 1, 2"
+# By way of jsonb, because older servers lack some of these columns.
+_PUBLICATIONS = """
+SELECT p.pubname::text,
+    concat_ws('/', p.oid, p.xmin, t.numbers),
+    t.relids,
+    p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND p.pubviaroot AND t.unfiltered
+        AND coalesce(to_jsonb(p) ->> 'pubgencols', 's') = 's'
+FROM pg_catalog.pg_publication p, LATERAL (
+    SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) AS numbers,
+        coalesce(array_agg(r.prrelid ORDER BY r.oid), '{}') AS relids,
+        coalesce(bool_and(to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL), true) AS unfiltered
+    FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid) t
+WHERE p.pubname = ANY(%s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication as the server has it."""
+
+    mark: str
+    """Another one of the same name would have another, and so would this one once its options or tables were changed,
+    even if they were changed back."""
+    relids: tuple[int, ...]
+    """The tables that were named to it."""
+    whole: bool
+    """Whether it gives all changes of all their rows and columns, those of partitions as their parent's."""
 
 
 def create_publication(conn: psycopg.Connection[Any], name: str, tables: Sequence[TableName]) -> bool:
@@ -47,14 +74,6 @@ def create_publication(conn: psycopg.Connection[Any], name: str, tables: Sequenc
     return done
 
 
-def publish_exactly(conn: psycopg.Connection[Any], name: str, tables: Sequence[TableName]) -> bool:
-    """Make these the tables of a publication; False when a table was not free."""
-    reach("publication.altering")
-    done = attempt(conn, sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(sql.Identifier(name), _names(tables)))
-    reach("publication.altered")
-    return done
-
-
 def drop_publication(conn: psycopg.Connection[Any], name: str) -> bool:
     """Drop a publication, if it is there; False when a lock was not free."""
     reach("publication.dropping")
@@ -63,21 +82,11 @@ def drop_publication(conn: psycopg.Connection[Any], name: str) -> bool:
     return done
 
 
-def publication_oids(conn: psycopg.Connection[Any], names: Sequence[str]) -> dict[str, int]:
-    """The publications that exist, each with the number that another one of the same name would not have."""
+def find_publications(conn: psycopg.Connection[Any], names: Sequence[str]) -> dict[str, Publication]:
+    """Those of the publications that exist."""
     try:
-        rows = conn.execute("SELECT pubname::text, oid FROM pg_publication WHERE pubname = ANY(%s)", (list(names),))
-        return {name: int(oid) for name, oid in rows}
-    except psycopg.Error as error:
-        raise translate(error) from error
-
-
-def published(conn: psycopg.Connection[Any], name: str) -> tuple[TableName, ...] | None:
-    """The tables of a publication; None when there is no such publication."""
-    try:
-        if conn.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is None:
-            return None
-        return tuple(TableName(schema, table) for schema, table in conn.execute(_TABLES, (name,)))
+        rows = conn.execute(_PUBLICATIONS, (list(names),))
+        return {name: Publication(mark, tuple(map(int, relids)), whole) for name, mark, relids, whole in rows}
     except psycopg.Error as error:
         raise translate(error) from error
 

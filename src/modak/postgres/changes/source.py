@@ -9,7 +9,7 @@ the pieces, commits, and then confirms. Memory: that of `peek.py` or of `stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from modak.core.errors import ModakError, Refused
 from modak.postgres.changes.batch import Changes, Piece
 from modak.postgres.changes.lookup import CatalogTypes
 from modak.postgres.changes.peek import Feed, Peek
-from modak.postgres.changes.publication import publication_oids
+from modak.postgres.changes.publication import find_publications
 from modak.postgres.changes.slot import SlotState, advance, evict, slot_state, usable_slot
 from modak.postgres.changes.stream import ReplicationStream
 from modak.postgres.connect import connect
@@ -59,7 +59,7 @@ class ChangeSource:
         self._limits = limits or Limits()
         self._types = CatalogTypes(self._connection)
         self._stream: ReplicationStream | None = None
-        self._publications: dict[str, int] = {}
+        self._marks: Mapping[str, str] = {}
         self._largest = 0
         self._given = False
         self._peek: Peek | None = None
@@ -91,16 +91,17 @@ class ChangeSource:
             self._stream = None
             self._wait_until_free()
 
-    def read(self, after: int, seconds: float) -> Iterator[Piece]:
+    def read(self, after: int, seconds: float, marks: Mapping[str, str] | None = None) -> Iterator[Piece]:
         """Pieces of transactions that committed after the position `after`, up to what is flushed now.
 
         Stops when all of that was given or the time is over; whoever has enough may stop earlier, behind a piece that
         leaves no transaction unfinished. `after` is the end LSN of the last transaction that was committed. Before the
-        next read, what was given is committed, or dropped by `reset`.
+        next read, what was given is committed, or dropped by `reset`. `marks` are those of the publications when the
+        slot was made; without them, those that the first read finds.
         """
         with self._connection() as conn:
             state = usable_slot(conn, self._feed.slot)
-            self._require_publications(conn)
+            self._require_publications(conn, marks)
         self.way, self._largest = choose(self.way, state, self._largest, self._limits), 0
         while True:
             try:
@@ -125,16 +126,16 @@ class ChangeSource:
             with self._connection() as conn:
                 advance(conn, self._feed.slot, lsn)
 
-    def _require_publications(self, conn: psycopg.Connection[Any]) -> None:
-        """Postgres 18 gives no changes, and no error, for a publication that was not there when they were made."""
-        found = publication_oids(conn, self._feed.publications)
-        known = self._publications = self._publications or found
+    def _require_publications(self, conn: psycopg.Connection[Any], marks: Mapping[str, str] | None) -> None:
+        """The server gives no changes, and no error, for a table that was not published when they were made."""
+        found = {name: each.mark for name, each in find_publications(conn, self._feed.publications).items()}
+        known = self._marks = marks or self._marks or found
         lost = [name for name in self._feed.publications if name not in found or found[name] != known.get(name)]
         if lost:
             raise Refused(
                 "changes.publication_lost",
-                f"The publication {lost[0]} is gone or was made anew.",
-                hint="Changes made without it are not in the stream: anchor the tables anew.",
+                f"The publication {lost[0]} is gone, or it was changed or made anew.",
+                hint="Changes made meanwhile may not be in the stream: anchor the tables anew.",
             )
 
     def _pieces(self, after: int, state: SlotState, seconds: float) -> Iterator[Piece]:

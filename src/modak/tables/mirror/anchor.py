@@ -38,7 +38,7 @@ def anchor(site: Site, name: TableName) -> int | None:
         state = site.reader.state(name)
         if state.cutline.frontier is not None:
             return None
-        publish(site, record)
+        publish(site, site.writer(None), record)
         with site.connect(autocommit=True) as conn:
             journaled = read_chunks(conn, record.table_id)
         begun = any(chunk.committed for chunk in journaled)

@@ -59,7 +59,7 @@ def reanchor(site: Site, epoch: Epoch | None, table: TableRecord) -> int:
     writer = site.writer(epoch)
     started = site.clock.monotonic()
     log.warning("mirror.reanchoring", table=str(table.name))
-    publish(site, table)
+    publish(site, writer, table)
     for again in range(TRIES):
         try:
             mended, frontier = _anchor(site, writer, table)

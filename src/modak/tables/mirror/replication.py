@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import structlog
 from psycopg import sql
 
-from modak.catalog.records import TableRecord
-from modak.core.errors import ModakError
+from modak.catalog.records import Cutline, TableRecord
+from modak.catalog.write import CatalogWriter
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres import ddl
-from modak.postgres.changes.publication import create_publication, drop_publication, publish_exactly, published
+from modak.postgres.changes.publication import create_publication, drop_publication, find_publications
 from modak.postgres.changes.slot import NewSlot, SlotState, created_slot, drop_slot, evict, slot_state
 from modak.postgres.connect import translate
 from modak.tables.mirror.identity import ensure_identity, remove_guards
@@ -30,6 +32,8 @@ log = structlog.get_logger()
 
 Conn = psycopg.Connection[Any]
 
+PUBLISHED = "published"
+"""Key of the line's lake properties: the mark of the publication from which the slot reads."""
 TRIES = 60
 PAUSE_SECONDS = 0.25
 
@@ -52,8 +56,11 @@ def look_at_slot(site: Site, record: TableRecord) -> SlotState | None:
         return slot_state(conn, slot_of(site, record))
 
 
-def publish(site: Site, record: TableRecord) -> None:
-    """Set the replica identity and publish the table, before its slot is made: a slot knows no earlier publication."""
+def publish(site: Site, writer: CatalogWriter, record: TableRecord) -> None:
+    """Set the replica identity and publish the table, before its slot is made: a slot knows no earlier publication.
+
+    A slot from before goes, unless the publication is the one that was noted for it.
+    """
     name = publication_name(record.table_id)
     with site.connect(autocommit=True) as conn:
         try:
@@ -63,14 +70,33 @@ def publish(site: Site, record: TableRecord) -> None:
         except psycopg.Error as error:
             raise translate(error) from error
         patiently(site, record.name, lambda: not ensure_identity(conn, record))
-        here = published(conn, name)
-        if here != (record.name,):
-            # What was changed meanwhile no slot from before will bring, and after a crash nobody could tell.
-            _drop(site, record.name, conn, slot_of(site, record))
-        if here is None:
+        line, found = _line(site, record), find_publications(conn, [name]).get(name)
+        right = found is not None and found.whole and found.relids == (record.relid,)
+        if found is not None and right and marks_of(line) == {name: found.mark}:
+            return
+        # What was changed meanwhile no slot from before will bring, and after a crash nobody could tell.
+        _drop(site, record.name, conn, slot_of(site, record))
+        if not right:
+            patiently(site, record.name, lambda: drop_publication(conn, name))
             patiently(site, record.name, lambda: create_publication(conn, name, [record.name]))
-        elif here != (record.name,):
-            patiently(site, record.name, lambda: publish_exactly(conn, name, [record.name]))
+        mark = find_publications(conn, [name])[name].mark
+    reach("mirror.before_mark")
+    with writer.step() as tx:
+        tx.move(line, replace(line, lake_props={**line.lake_props, PUBLISHED: mark}))
+    reach("mirror.after_mark")
+
+
+def marks_of(line: Cutline) -> dict[str, str]:
+    """The publication as it was when the slot was made; whoever changes it may keep changes from us."""
+    mark = line.lake_props.get(PUBLISHED)
+    return {publication_name(line.table_id): mark} if mark else {}
+
+
+def _line(site: Site, record: TableRecord) -> Cutline:
+    line = site.reader.cutline(record.table_id)
+    if line is None:
+        raise Conflict("mirror.unregistered", f"{record.name} has just been unregistered.")
+    return line
 
 
 @contextmanager

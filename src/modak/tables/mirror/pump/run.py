@@ -43,6 +43,7 @@ from modak.tables.mirror.pump.flush import Flusher
 from modak.tables.mirror.pump.lander import Lander, Landing
 from modak.tables.mirror.pump.plan import Pace
 from modak.tables.mirror.reanchor import reanchor, slot_trouble
+from modak.tables.mirror.replication import marks_of
 from modak.tables.site import Site
 
 log = structlog.get_logger()
@@ -175,7 +176,7 @@ class Pump:
             self._columns = Columns(self._site, state.table, self._before(state))
         self._columns.restart()
         self._frontier, self._landed, self._open_rows, flushes, changes, unfinished = 0, 0, 0, 0, 0, False
-        for piece in self._source.read(after, LONGEST_READ):
+        for piece in self._source.read(after, LONGEST_READ, marks_of(state.cutline)):
             open_part = self._take(state, piece)
             unfinished = piece.unfinished
             changes += piece.rows
