@@ -5,10 +5,9 @@ export, checksum, manifest, marking. The rival `duckdb` reads the same tables wi
 process, pivots them by filtered aggregates and COPYs them to Parquet with the same compression; for the flush it is
 given a query that lets Postgres choose the dirty rows, and it marks none. It has it easier: numerics come as doubles,
 what does not fit is rounded, nothing is checked, and rows stay as they come, which also packs better than the order of
-random ids that a base needs; `init in order` is the same with that order. Its extension is the wheel
-`duckdb-extension-postgres-scanner` of DuckDB's own version, which nothing else needs. The rival `spark` merges the same
-base and delta files with a window and row_number. The limit is COPY … TO '/dev/null' of both tables in binary
-form on as many connections as cores. Every contestant runs in a process of its own, first cold, then warm.
+random ids that a base needs; `init in order` is the same with that order. The rival `spark` merges the same base and
+delta files with a window and row_number. The limit is COPY … TO '/dev/null' of both tables in binary form on as many
+connections as cores. Every contestant runs in a process of its own, first cold, then warm.
 """
 
 from __future__ import annotations
@@ -204,10 +203,7 @@ def duckdb(home: Path, rows: int) -> dict[str, dict[str, dict[str, float]]]:
     from modak.postgres.connect import connect
     from modak.postgres.embedded import EmbeddedServer
 
-    try:
-        extension = Path(importlib.import_module("duckdb_extension_postgres_scanner").__file__).parent
-    except ImportError:
-        raise SystemExit("The rival needs: pip install duckdb-extension-postgres-scanner") from None
+    extension = Path(importlib.import_module("duckdb_extension_postgres_scanner").__file__).parent
     (binary,) = extension.rglob("*.duckdb_extension")
     dsn = EmbeddedServer(home).dsn("modak")
     session = duck.connect(config={"allow_unsigned_extensions": "true"})
