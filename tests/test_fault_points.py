@@ -71,6 +71,7 @@ KILL_TESTS = (
     "tests.measurements.test_cluster",
     "tests.measurements.test_crash",
     "tests.measurements.test_export",
+    "tests.mirror.test_anchor_kill",
     "tests.mirror.test_copy_kill",
     "tests.mirror.test_pump_kill",
     "tests.profiles.test_kill",
