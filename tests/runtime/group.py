@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from tests.tables.events import Events
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0
+_AWAY = re.compile("Postgres at .* cannot be reached|connection to Postgres was lost|shutting down|starting up")
 
 
 class Member:
@@ -37,6 +39,7 @@ class Member:
 
     def __init__(self, environ: dict[str, str], log: Path) -> None:
         self.log = log
+        self.replaced = False
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -118,6 +121,13 @@ class Group:
         with open_site(config.load(self.environ)) as opened:
             yield opened
 
+    def revive(self) -> None:
+        """Start again whoever came while Postgres was away and left for that reason, as a supervisor would."""
+        for each in [member for member in self.members if (member.process.poll() or 0) > 0 and not member.replaced]:
+            assert _AWAY.search(each.log.read_text().splitlines()[-1]), each.log.read_text()
+            each.replaced = True
+            self.start()
+
     def leads(self) -> Member | None:
         """The member that the lease names."""
         try:
@@ -130,6 +140,7 @@ class Group:
 
     def others_ready(self) -> bool:
         """Whether somebody stands by."""
+        self.revive()
         leader = self.leads()
         alive = [each for each in self.members if each is not leader and each.process.poll() is None]
         return leader is not None and any(each.get("/readyz")[0] == 200 for each in alive)
