@@ -20,8 +20,7 @@ from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 
 SLICE_MESSAGES = 100_000
-"""Messages of the first slice. Each slice reads over the WAL of those before it, so a later one is twice as large as
-all of them together: reading over them takes a third of the time of decoding them."""
+"""Messages of the first slices. Each slice reads over the WAL of those before it, so later ones are larger."""
 _LOOK_SECONDS = 0.2
 _CLOSING_SECONDS = 10.0
 
@@ -74,7 +73,7 @@ class ReadAhead:
         try:
             given, wanted, last = 0, SLICE_MESSAGES, SLICE_MESSAGES
             while last >= wanted and given < self._most and not self._stop.is_set():
-                wanted, last = min(max(SLICE_MESSAGES, 2 * given), self._most - given), 0
+                wanted, last = max(SLICE_MESSAGES, given // 2), 0
                 for batch in session.batches(self._slice_of(wanted), self._batch_bytes):
                     last += len(batch)
                     self._give(batch.column(0))
