@@ -72,17 +72,19 @@ def publish(site: Site, writer: CatalogWriter, record: TableRecord) -> None:
         patiently(site, record.name, lambda: not ensure_identity(conn, record))
         line, found = _line(site, record), find_publications(conn, [name]).get(name)
         right = found is not None and found.whole and found.relids == (record.relid,)
-        if found is not None and right and marks_of(line) == {name: found.mark}:
+        if found and right and marks_of(line) == {name: found.mark}:
             return
         # What was changed meanwhile no slot from before will bring, and after a crash nobody could tell.
         _drop(site, record.name, conn, slot_of(site, record))
         if not right:
             patiently(site, record.name, lambda: drop_publication(conn, name))
             patiently(site, record.name, lambda: create_publication(conn, name, [record.name]))
-        mark = find_publications(conn, [name])[name].mark
+            found = find_publications(conn, [name]).get(name)
+    if found is None:
+        raise Conflict("mirror.publication_gone", f"Somebody dropped the publication {name} as soon as it was made.")
     reach("mirror.before_mark")
     with writer.step() as tx:
-        tx.move(line, replace(line, lake_props={**line.lake_props, PUBLISHED: mark}))
+        tx.move(line, replace(line, lake_props={**line.lake_props, PUBLISHED: found.mark}))
     reach("mirror.after_mark")
 
 
