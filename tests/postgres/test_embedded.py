@@ -189,6 +189,7 @@ def test_a_lost_password_file_is_reported_with_its_path(home: Path) -> None:
     with pytest.raises(ModakError, match="password") as refusal:
         server.dsn()
     assert refusal.value.code == "embedded.password_missing"
+    assert str(server.data) in (refusal.value.hint or "")
 
 
 def test_data_that_vanished_is_reported_and_not_replaced_by_an_empty_server(home: Path) -> None:

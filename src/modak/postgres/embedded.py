@@ -299,7 +299,8 @@ class EmbeddedServer:
             raise ModakError(
                 "embedded.password_missing",
                 f"The password of the embedded Postgres is gone: {path} does not exist.",
-                hint="Restore the file from a backup of MODAK_HOME.",
+                hint=f"Its data is still in {self.data}. Restore the file from a backup of MODAK_HOME;"
+                " if nobody wants that data any more, remove that folder.",
             )
         password = secrets.token_urlsafe(24)
         write_private(path, password)
