@@ -15,14 +15,14 @@ __all__ = ["corrected", "place"]
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
+IN_A_BIN = ("rewrite.bin_started", "rewrite.bin_written")
 IN_A_PASS = (
     "requests.before_claim",
     "requests.after_claim",
     "maintenance.before_begin",
     "maintenance.after_begin",
     "rewrite.before_tasks",
-    "rewrite.bin_started",
-    "rewrite.bin_written",
+    *IN_A_BIN,
     "rewrite.after_tasks",
     "expiry.before_compare",
     "expiry.after_compare",
@@ -68,6 +68,9 @@ def worn(corrected: Place) -> Place:
 
 @pytest.mark.parametrize("struck", IN_A_PASS)
 def test_after_a_kill_in_a_pass_the_next_worker_finishes_it(worn: Place, struck: str) -> None:
+    if struck in IN_A_BIN:
+        # A task is a part of the process that is struck only where it runs in it.
+        worn.environ["MODAK_MAINTENANCE_ENGINE"] = "embedded"
     worn.start("daemon", "--kill", struck).dies()
     assert worn.truth.everything() == EXPECTED
     after = worn.start("daemon")

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -279,3 +283,86 @@ def test_a_policy_that_would_hide_rows_makes_the_read_fail(fresh_database: Dsn) 
 def test_a_made_up_snapshot_id_never_reaches_the_server(fresh_database: Dsn) -> None:
     with pytest.raises(ValueError, match="snapshot"):
         stream(fresh_database, "SELECT 1", snapshot="x'; DROP TABLE t; --")
+
+
+@pytest.mark.parametrize(
+    ("query", "said", "code"),
+    [
+        ("SELECT 1 / (i - 1) AS x FROM generate_series(1, 5) i", "division by zero", "postgres.error"),
+        (
+            "SELECT pg_terminate_backend(pg_backend_pid())::text AS x",
+            "terminating connection",
+            "postgres.connection_lost",
+        ),
+    ],
+)
+def test_what_fails_before_the_first_row_is_said_as_well(fresh_database: Dsn, query: str, said: str, code: str) -> None:
+    with pytest.raises(ModakError, match=said) as failure:
+        list(stream(fresh_database, query))
+    assert failure.value.code == code
+    assert _settles_at_zero(fresh_database)
+
+
+def test_what_ends_once_only_before_the_first_row_can_be_tried_again(fresh_database: Dsn) -> None:
+    def cancel() -> None:
+        _until_busy(fresh_database)
+        with connect(fresh_database, autocommit=True) as conn:
+            conn.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'modak stream'"
+                " AND datname = current_database()"
+            )
+
+    with ThreadPoolExecutor(1) as aside:
+        cancelled = aside.submit(cancel)
+        with pytest.raises(ModakError) as failure:
+            list(stream(fresh_database, "SELECT pg_sleep(2)::text AS x"))
+        cancelled.result(30)
+    assert failure.value.retryable
+
+
+@pytest.mark.parametrize("when", ["idle", "busy"])
+def test_a_connection_that_is_lost_does_not_end_the_process(fresh_database: Dsn, when: str) -> None:
+    # In a process of its own: there are versions of the driver that abort it.
+    with FaultProxy(fresh_database.host, fresh_database.port) as proxy:
+        program = subprocess.Popen(
+            [sys.executable, "-c", _LOSES_ITS_CONNECTION, when],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ADDRESS": replace(fresh_database, port=proxy.port).uri()},
+        )
+        with program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            assert program.stdout.readline() == "open\n"
+            if when == "busy":
+                _until_busy(fresh_database)
+            proxy.cut()
+            said, _ = program.communicate("cut\n", timeout=60)
+    assert (program.returncode, said) == (0, "postgres.connection_lost\n")
+
+
+_LOSES_ITS_CONNECTION = """
+import os, sys
+from modak.core.errors import ModakError
+from modak.postgres.arrow import ArrowSession
+from modak.postgres.dsn import Dsn
+
+with ArrowSession(Dsn.parse(os.environ["ADDRESS"])) as session:
+    print("open", flush=True)
+    if sys.argv[1] == "idle":
+        sys.stdin.readline()
+    try:
+        session.values("SELECT pg_sleep(30)::text")
+    except ModakError as error:
+        print(error.code, flush=True)
+"""
+
+
+def _until_busy(dsn: Dsn) -> None:
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+    deadline = time.monotonic() + 30
+    with connect(dsn, autocommit=True) as conn:
+        while conn.execute(asleep).fetchone() == (0,):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -3,6 +3,9 @@
 COPY in binary form, read through ADBC. A stream owns its connection, joins the exported snapshot of the operation, and
 gives back one batch at a time: memory is bounded by `batch_bytes`, never by the table. Row security is switched off in
 the sense of Postgres: a policy that would hide rows makes the query fail instead.
+
+What the server says before the first row the driver keeps to itself, so the server is asked again (`asked_again`). That
+is the price of its version: the later ones end the whole process when a connection is lost, or are slow.
 """
 
 from __future__ import annotations
@@ -13,13 +16,26 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from modak.core.errors import Conflict, ModakError
-from modak.postgres.connect import GUARDS, SESSION, by_state, refused_at_the_door, session_sql, with_defaults
+from modak.postgres.connect import (
+    GUARDS,
+    SESSION,
+    by_state,
+    connect,
+    refused_at_the_door,
+    session_sql,
+    translate,
+    with_defaults,
+)
 from modak.postgres.dsn import Dsn
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+UNEXPLAINED = "postgres.unexplained"
+"""The code of what a session cannot ask again, as its statements may have moved something."""
 _SNAPSHOT_ID = re.compile(r"[0-9A-Fa-f]+-[0-9A-Fa-f]+-[0-9]+")
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_NO_FIRST_ROW = "ReadHeader failed"
 _LOST = ("server closed the connection", "terminating connection", "no connection to the server", "could not receive")
 
 
@@ -28,11 +44,13 @@ class ArrowStream:
 
     def __init__(self, dsn: Dsn, sql: str, snapshot: str | None, batch_bytes: int) -> None:
         self._dsn = dsn
+        self._sql = sql
+        self._snapshot = snapshot
         self._connection: Any = None
         self._cursor: Any = None
         self._reader: Any = None
         try:
-            self._open(sql, snapshot, batch_bytes)
+            self._open(batch_bytes)
             self.schema: pa.Schema = self._reader.schema  # type: ignore[attr-defined]
         except BaseException:
             self.close()
@@ -47,6 +65,9 @@ class ArrowStream:
                     return
                 except (OSError, ValueError) as error:
                     # What goes wrong after the first row comes as an Arrow error, of one kind or the other.
+                    if _NO_FIRST_ROW in str(error):
+                        self.close()
+                        raise asked_again(self._dsn, self._sql, self._snapshot) from None
                     raise _while_reading(self._dsn, error) from None
                 yield batch
                 # Or it would still be here while the next one is fetched.
@@ -74,19 +95,20 @@ class ArrowStream:
             except Exception:  # noqa: S112 - the connection is given up; what it says about that helps nobody
                 continue
 
-    def _open(self, sql: str, snapshot: str | None, batch_bytes: int) -> None:
+    def _open(self, batch_bytes: int) -> None:
         from adbc_driver_manager import Error
 
+        snapshot = self._snapshot
         if snapshot is not None and not _SNAPSHOT_ID.fullmatch(snapshot):
             raise ValueError(f"{snapshot!r} is not the id of an exported snapshot")
         self._connection = _connected(self._dsn)
         try:
             _run(self._connection, session_sql({**SESSION, **GUARDS}).decode())
-            _run(self._connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            _run(self._connection, _BEGIN)
             if snapshot is not None:
                 self._join(snapshot)
             self._cursor = _cursor(self._connection, batch_bytes)
-            self._cursor.execute(sql)
+            self._cursor.execute(self._sql)
             self._reader = self._cursor.fetch_record_batch()
         except (Error, OSError) as error:
             raise _of_statement(self._dsn, error) from None
@@ -95,7 +117,7 @@ class ArrowStream:
         from adbc_driver_manager import Error
 
         try:
-            _run(self._connection, f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            _run(self._connection, _joining(snapshot))
         except Error as error:
             if getattr(error, "sqlstate", None) in ("22023", "42704"):
                 raise Conflict(
@@ -195,6 +217,30 @@ def stream(dsn: Dsn, sql: str, *, snapshot: str | None = None, batch_bytes: int 
     return ArrowStream(dsn, sql, snapshot, batch_bytes)
 
 
+def asked_again(dsn: Dsn, sql: str, snapshot: str | None = None) -> ModakError:
+    """Why a query ended before its first row: whoever asks again, up to that row, is told."""
+    import psycopg
+
+    copying = f"COPY ({sql}) TO STDOUT (FORMAT binary)".encode()
+    try:
+        with connect(dsn, autocommit=True, application="modak stream") as conn:
+            conn.execute(session_sql({**SESSION, **GUARDS}))
+            conn.execute(_BEGIN)
+            if snapshot is not None:
+                conn.execute(_joining(snapshot).encode())
+            with conn.cursor() as cursor, cursor.copy(copying) as rows:
+                rows.read()
+    except ModakError as error:
+        return error
+    except psycopg.Error as error:
+        return translate(error)
+    return by_state("08006", "the server ended a query before its first row")
+
+
+def _joining(snapshot: str) -> str:
+    return f"SET TRANSACTION SNAPSHOT '{snapshot}'"
+
+
 def _at_the_door(dsn: Dsn, error: Exception) -> ModakError:
     return refused_at_the_door(dsn, _plain(error))
 
@@ -208,6 +254,8 @@ def _of_statement(dsn: Dsn, error: Exception) -> ModakError:
 
 def _while_reading(dsn: Dsn, error: Exception) -> ModakError:
     said = dsn.scrub(_plain(error))
+    if _NO_FIRST_ROW in said:
+        return ModakError(UNEXPLAINED, "Postgres ended a query before its first row.", hint="Its log says why.")
     # The driver gives text without SQLSTATE once rows flow.
     if any(sign in said for sign in _LOST):
         return by_state("08006", said)

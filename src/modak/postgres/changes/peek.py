@@ -18,7 +18,7 @@ import structlog
 from psycopg import sql
 
 from modak.core.errors import ModakError
-from modak.postgres.arrow import stream
+from modak.postgres.arrow import UNEXPLAINED, asked_again, stream
 from modak.postgres.changes.ahead import ReadAhead, copy_name
 from modak.postgres.changes.batch import Piece
 from modak.postgres.changes.lsn import write_lsn
@@ -125,6 +125,8 @@ class Peek:
         """What is the matter with the slot, if it is the slot: the stream brings text only."""
         with connect(self.feed.dsn, autocommit=True, application="modak changes") as conn:
             state = usable_slot(conn, self.feed.slot)
+        if error.code == UNEXPLAINED:
+            error = asked_again(self.feed.dsn, self._query("peek", self.feed.slot, self.most))
         return error if state.active_pid is None else slot_held(state.name, state.active_pid)
 
     def _query(self, how: Literal["peek", "get"], slot: str, most: int) -> str:
