@@ -242,6 +242,19 @@ def test_values_that_do_not_fit_put_their_row_aside_and_block_nobody(world: Worl
     assert world.read()[key(10)]["qty"] == Decimal("1.5")
 
 
+@pytest.mark.parametrize("number", [4, -4, 0])
+def test_an_index_does_not_fit_a_scalar_where_there_is_no_list_either(world: World, number: int) -> None:
+    world.registry = registry(changed(tags=None, qty={"id": number, "type": "smallint"}))
+    for row in (1, 2):
+        world.put(row, title=f"row {row}")
+        world.sql(
+            "INSERT INTO eav_data VALUES (%s, %s, %s, %s, NULL, %s)", (SCHEMA, key(row), number, "0" * (row - 1), row)
+        )
+    (report,) = flush(world.store)
+    assert [each.row_id for each in report.unfit] == [key(2)]
+    assert (report.rows, world.read()[key(1)]["qty"]) == (1, 1)
+
+
 def test_what_the_log_says_about_deletes_never_decides(world: World) -> None:
     world.many(0, 2)
     world.bury(1)

@@ -62,6 +62,25 @@ def pivoted(keys: list[int], rows: list[Row], batch_rows: int, lanes: int = 1) -
     return pivot(SCHEMA, in_key_order(main), [batches[lane::lanes] for lane in range(lanes)])
 
 
+def test_without_lists_the_sign_of_an_attribute_says_of_an_index_that_it_is_there() -> None:
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([octets(1), octets(2), octets(2)], pa.binary()),
+            pa.array([-1, 1, 2], pa.int16()),
+            pa.array(["indexed", "two", "2"], pa.string()),
+        ],
+        names=["key", "attr_id", "value"],
+    )
+    main = pa.table(
+        {"key": pa.array([octets(1), octets(2)], pa.binary()), "created": [1, 1], "updated": [1, 1]},
+    )
+    found = pivot(SCHEMA, main, [[batch]])
+    assert [(each.row_id, each.reason) for each in found.unfit] == [
+        (str(UUID(int=1)), "a value of 'title' is not a text")
+    ]
+    assert found.fit().select(["title", "size"]).to_pylist() == [{"title": "two", "size": 2}]
+
+
 @given(st.lists(KEYS, unique=True, min_size=1, max_size=12), st.integers(1, 7), st.integers(0, 2**32))
 def test_every_value_stands_beside_its_key(keys: list[int], batch_rows: int, seed: int) -> None:
     chance = random.Random(seed)

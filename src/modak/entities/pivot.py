@@ -167,20 +167,33 @@ def _pieces(keys: _Keys, batches: Iterable[pa.RecordBatch]) -> dict[int, list[_P
         if not batch.num_rows:
             continue
         ordinals = keys.places(_whole(batch.column("key")))
-        attributes = np.asarray(batch.column("attr_id"))
+        attributes, index = _attributes_of(batch)
         order = np.argsort(attributes, kind="stable")
         if (ordinals < 0).any():
             order = order[ordinals[order] >= 0]
         attributes, ordinals, rows = attributes[order], ordinals[order], pa.array(order)
-        values, index = batch.column("value").take(rows), batch.column("at")
-        # Most batches have no list in them.
-        index = index.take(rows) if index.null_count < len(index) else None
+        values, index = batch.column("value").take(rows), None if index is None else index.take(rows)
         edges = [0, *(np.flatnonzero(attributes[1:] != attributes[:-1]) + 1).tolist(), len(attributes)]
         for begin, end in pairwise(edges):
             if begin < end:
                 parts = [None if each is None else each.slice(begin, end - begin) for each in (values, index)]
                 pieces.setdefault(int(attributes[begin]), []).append(_Piece(ordinals[begin:end], *parts))
     return pieces
+
+
+def _attributes_of(batch: pa.RecordBatch) -> tuple[Any, pa.Array | None]:
+    """The attribute of each row, and the indices where one of them has one: most batches have no list in them."""
+    import numpy as np
+    import pyarrow as pa
+
+    attributes = np.asarray(batch.column("attr_id"))
+    if "at" in batch.schema.names:
+        index = batch.column("at")
+        return attributes, index if index.null_count < len(index) else None
+    indexed = attributes < 0
+    if not indexed.any():
+        return attributes, None
+    return np.abs(attributes), pa.array(np.where(indexed, "some", ""), pa.string(), mask=~indexed)
 
 
 class _Spread:

@@ -202,10 +202,15 @@ def _last(tables: EntityTables, schema: EntitySchema, keys: Listed | Dirty) -> s
     return sql.SQL(query).format(log=identifier(tables.log), schema=sql.Literal(schema.schema_id), chosen=chosen)
 
 
+_INDEXED = sql.SQL("attr_id, nullif(array_indices, '') AS at")
+_PLAIN = sql.SQL("CASE WHEN array_indices <> '' THEN -attr_id ELSE attr_id END AS attr_id")
+
+
 def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
     """The SQL of the attribute rows: key, attribute, index and the one value that counts for the attribute's type.
 
-    Every column on the wire costs both sides, so Postgres chooses between the two of a value.
+    Every column on the wire costs both sides, so Postgres chooses between the two of a value; and where no attribute is
+    a list, a number below zero says of an index that it is there, which is all that counts.
     """
     loose = [each for each in schema.attributes if each.column is None]
     number = sql.Literal(schema.schema_id)
@@ -217,11 +222,12 @@ def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
         else sql.SQL("")
     )
     query = sql.SQL(
-        "SELECT row_id AS key, attr_id, nullif(array_indices, '') AS at, {value} AS value"
+        "SELECT row_id AS key, {attribute}, {value} AS value"
         " FROM {eav} WHERE schema_id = {schema}{chosen}{among}{wanted}"
     ).format(
         eav=identifier(tables.eav),
         schema=number,
+        attribute=_INDEXED if any(each.is_list or each.id < 1 for each in loose) else _PLAIN,
         value=_value(loose),
         wanted=_wanted([each.id for each in loose]),
         chosen=_chosen("row_id", keys),
