@@ -158,9 +158,11 @@ def test_a_numeric_stored_as_text_keeps_every_value(fresh_database: Dsn) -> None
     assert heap["a"].to_pylist() == [["1.50", "-Infinity"], None, []]
 
 
-def test_lower_bounds_of_arrays_are_not_kept(fresh_database: Dsn) -> None:
+@pytest.mark.parametrize("kind", ["int[]", "few"])
+def test_lower_bounds_of_arrays_are_not_kept(kind: str, fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE shifted (k bigint, a int[])")
+        conn.execute("CREATE DOMAIN few AS int[] CHECK (cardinality(VALUE) < 9)")
+        conn.execute(f"CREATE TABLE shifted (k bigint, a {kind})")
         conn.execute("INSERT INTO shifted VALUES (1, '[0:2]={1,2,3}')")
         mapped = mapped_columns(conn, "shifted")
     assert read_heap(fresh_database, "shifted", mapped)["a"].to_pylist() == [[1, 2, 3]]

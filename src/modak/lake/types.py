@@ -97,7 +97,8 @@ def map_column(col: PgColumn, *, numeric: Numeric = "decimal", numeric_scale: in
             select, decode = f"({quoted} * {10 ** fixed[1]})::int8", "scaled"
     else:
         lake_type, cast, decode = _scalar(element, numeric, numeric_scale)
-        select = f"{quoted}::text[]" if cast else quoted
+        # A slice of the whole counts from one: the driver knows no other lower bound, and the lake none at all.
+        select = f"({quoted}::text[])[:]" if cast else f"{quoted}[:]"
         lake_type, decode = f"list<{lake_type}>", f"list:{decode}"
         guard = f"array_ndims({quoted}) > 1"
     return MappedColumn(LakeColumn(col.name, lake_type, required=col.not_null), select, decode, guard)
