@@ -36,12 +36,15 @@ class Mirrored:
         pk: tuple[str, ...] = ("id",),
         rows: str | None = None,
         more: str = "",
+        before: str | None = None,
         **options: Any,
     ) -> Mirrored:
         made = cls(site, epoch, TableName("public", name))
         made.sql(f"CREATE TABLE public.{name} ({columns}) {more}")
         if rows:
             made.sql(f"INSERT INTO public.{name} {rows}")
+        if before:
+            made.sql(before)
         made.register(pk, **options)
         made.known_id = next(each for each in site.reader.tables() if each.name == made.name).table_id
         return made
@@ -76,6 +79,18 @@ class Mirrored:
     def close(self) -> None:
         while self.pumps:
             self.pumps.pop().close()
+
+    def remove(self) -> None:
+        """Free its slot and let nobody look after it any more."""
+        self.close()
+        for pid, slot in self.sql(
+            f"SELECT active_pid, slot_name FROM pg_replication_slots WHERE slot_name LIKE '%\\_{self.known_id}'"
+        ):
+            if pid is not None:
+                self.sql(f"SELECT pg_terminate_backend({pid})")
+            self.sql(f"SELECT pg_drop_replication_slot('{slot}')")
+        # Whoever serves all tables of the site would else try to anchor this one anew, in later tests.
+        self.sql(f"DELETE FROM modak.tables WHERE table_id = {self.known_id}")
 
     def heap(self) -> list[dict[str, Any]]:
         with self.site.connect(autocommit=True) as conn, conn.cursor() as cursor:

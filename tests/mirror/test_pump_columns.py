@@ -40,6 +40,45 @@ def test_a_default_that_differs_from_row_to_row_is_taken_from_the_heap(make: Mak
     assert not table.pump().reanchored
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        ("ALTER TABLE @ ALTER g TYPE bigint",),
+        ("ALTER TABLE @ ALTER g DROP DEFAULT", "VACUUM FULL @"),
+        ("ALTER TABLE @ RENAME g TO d", "ALTER TABLE @ ALTER d TYPE bigint, ALTER d SET DEFAULT 5"),
+    ],
+)
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_default_that_a_rewrite_has_put_into_the_rows_is_taken_from_the_heap(
+    make: Make, later: tuple[str, ...], followed: bool
+) -> None:
+    table = make(rows=HUNDRED)
+    table.sql("ALTER TABLE @ ADD COLUMN g int DEFAULT -751", "UPDATE @ SET g = 3 WHERE id = 3")
+    if followed:
+        table.sql("UPDATE @ SET body = 'x' WHERE id = 1")
+        table.pump()
+    table.sql(*later, "UPDATE @ SET body = 'y' WHERE id = 2")
+    turns = [table.pump() for _ in range(3)]
+    assert any(turn.reanchored for turn in turns) is not followed
+    assert table.is_same()
+
+
+def test_a_heap_that_was_rewritten_once_is_compared_once(make: Make) -> None:
+    table = make(rows=HUNDRED)
+    table.sql("VACUUM FULL @", "ALTER TABLE @ ADD COLUMN g int", "UPDATE @ SET g = 3 WHERE id = 3")
+    assert [table.pump().reanchored for _ in range(3)] == [False, True, False]
+    table.sql("ALTER TABLE @ ADD COLUMN h int", "UPDATE @ SET h = 3 WHERE id = 3")
+    assert not any(table.pump().reanchored for _ in range(3))
+    assert table.is_same()
+
+
+def test_a_heap_that_was_rewritten_before_its_copy_is_not_compared(make: Make) -> None:
+    table = make(rows=HUNDRED, before="VACUUM FULL @")
+    table.sql("ALTER TABLE @ ADD COLUMN g int", "UPDATE @ SET g = 3 WHERE id = 3")
+    assert not any(table.pump().reanchored for _ in range(3))
+    assert table.is_same()
+
+
 def test_dropped_and_renamed_columns_are_followed_in_their_order(make: Make) -> None:
     table = make(
         columns="id bigint PRIMARY KEY, ts bigint NOT NULL, a text, b text, c int",

@@ -124,6 +124,7 @@ def test_a_crash_at_each_passage_of_a_flush(make: Make) -> None:
             finally:
                 faults.arm(None)
             assert table.is_same(), (point, time)
+            table.remove()
 
 
 @pytest.mark.parametrize("point", SPILL_POINTS)

@@ -43,12 +43,4 @@ def make(ground: tuple[Site, Leader]) -> Iterator[Make]:
 
     yield create
     for table in made:
-        table.close()
-        for pid, slot in table.sql(
-            f"SELECT active_pid, slot_name FROM pg_replication_slots WHERE slot_name LIKE '%\\_{table.known_id}'"
-        ):
-            if pid is not None:
-                table.sql(f"SELECT pg_terminate_backend({pid})")
-            table.sql(f"SELECT pg_drop_replication_slot('{slot}')")
-        # Whoever serves all tables of the site would else try to anchor this one anew, in later tests.
-        table.sql(f"DELETE FROM modak.tables WHERE table_id = {table.known_id}")
+        table.remove()

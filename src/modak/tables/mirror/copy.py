@@ -10,7 +10,7 @@ entry per chunk and file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from modak.postgres.snapshot import ExportSnapshot
 from modak.tables.landing import land
 from modak.tables.mirror import chunks as cutting
 from modak.tables.mirror.chunks import COMMITTED, Chunk, Key, Run, group, plan_chunks, primary_key, write_chunks
-from modak.tables.mirror.leaves import true_leaves
+from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.replication import fresh_slot, look_at_slot
 from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
@@ -84,7 +84,9 @@ def copy_all(site: Site, state: TableState) -> int:
             log.info("copy.planned", table=str(record.name), chunks=len(planned), bytes=source.bytes)
             rows = _run(site, writer, record, source, planned, slot.snapshot)
             held.check()
-        finish(site, record, slot.consistent_lsn)
+        with site.connect(autocommit=True) as conn:
+            rewritten = rewritten_files(true_leaves(conn, record.relid))
+        finish(site, record, slot.consistent_lsn, rewritten)
     return rows
 
 
@@ -135,13 +137,15 @@ def look(site: Site, record: TableRecord, held: ExportSnapshot) -> Source:
     return Source(heap, sum(leaf.bytes for leaf in held.held), key, tuple(mapped), lake)
 
 
-def finish(site: Site, record: TableRecord, consistent_lsn: int) -> None:
-    """Every row has landed: from here on the pump follows."""
+def finish(site: Site, record: TableRecord, consistent_lsn: int, rewritten: Mapping[str, int] | None = None) -> None:
+    """Every row has landed: from here on the pump follows. `rewritten`, when nobody rewrote since the slot was made."""
     now = site.reader.state(record.name).cutline
+    props = {**now.lake_props, REWRITTEN: dict(rewritten)} if rewritten else now.lake_props
     healed = now.heal_until is None or read_lsn(now.heal_until) <= consistent_lsn
     reach("copy.before_frontier")
     with site.writer(None).step() as tx:
-        becomes = replace(now, frontier=write_lsn(consistent_lsn), heal_until=None if healed else now.heal_until)
+        frontier, heal_until = write_lsn(consistent_lsn), None if healed else now.heal_until
+        becomes = replace(now, frontier=frontier, heal_until=heal_until, lake_props=props)
         tx.move(now, becomes)
     reach("copy.after_frontier")
     log.info("copy.landed", table=str(record.name), frontier=becomes.frontier, heal_until=becomes.heal_until)

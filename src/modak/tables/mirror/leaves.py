@@ -6,6 +6,7 @@ first level that it lies in, because only those are known to be stretches of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from modak.core.names import TableName
 from modak.postgres.connect import translate
 from modak.postgres.model import PgTable
 
+REWRITTEN = "rewritten"
+"""Key of the line's lake properties: `rewritten_files` when the lake was last known to equal the heap."""
 _LEAVES = """
 WITH RECURSIVE tree AS (
     SELECT c.oid, NULL::oid AS top, '' AS attachment FROM pg_class c WHERE c.oid = %(root)s
@@ -60,6 +63,11 @@ def true_leaves(conn: psycopg.Connection[Any], root: int) -> tuple[TrueLeaf, ...
     except psycopg.Error as error:
         raise translate(error) from error
     return tuple(TrueLeaf(row[0], TableName(row[1], row[2]), *row[3:]) for row in rows)
+
+
+def rewritten_files(leaves: Iterable[TrueLeaf]) -> dict[str, int]:
+    """The leaves whose file is not the one they were made with: oid → file, to be kept as JSON."""
+    return {str(leaf.oid): leaf.relfilenode for leaf in leaves if leaf.kind == "r" and leaf.relfilenode != leaf.oid}
 
 
 def bounded_leaves(conn: psycopg.Connection[Any], heap: PgTable) -> tuple[TrueLeaf, ...]:

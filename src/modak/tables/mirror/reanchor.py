@@ -26,6 +26,7 @@ from modak.postgres.changes.slot import PLUGIN
 from modak.postgres.describe import describe
 from modak.tables.evolve import evolve, plan_evolution
 from modak.tables.mirror.compare import Sides, Stretch, differing, sides_of
+from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.mend import Mended, land_mended, write_differing
 from modak.tables.mirror.replication import fresh_slot, look_at_slot, publish
 from modak.tables.registration.preflight import map_columns
@@ -113,10 +114,11 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
     plan = {"table": [table.name.schema, table.name.name]}
     Journal(writer).begin(op_id, table.table_id, "reanchor", plan, [data_folder(table.location, op_id)])
     try:
-        sides, mended, frontier = _differences(site, writer, table, op_id)
+        sides, mended, frontier, rewritten = _differences(site, writer, table, op_id)
 
         def lines(line: Cutline) -> Cutline:
-            return replace(line, frontier=frontier, heal_until=None)
+            props = {**line.lake_props, REWRITTEN: rewritten}
+            return replace(line, frontier=frontier, heal_until=None, lake_props=props)
 
         reach("reanchor.before_commit")
         land_mended(site, writer, sides, op_id, mended, "reanchor", lines, lambda tx: _forget_diffs(tx, table))
@@ -127,7 +129,9 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
     return mended, frontier
 
 
-def _differences(site: Site, writer: CatalogWriter, table: TableRecord, op_id: OpId) -> tuple[Sides, Mended, str]:
+def _differences(
+    site: Site, writer: CatalogWriter, table: TableRecord, op_id: OpId
+) -> tuple[Sides, Mended, str, dict[str, int]]:
     """Everything that reads: under the locks of a point, and the snapshot of the new slot."""
     with Point(site.dsn, table.name) as point, fresh_slot(site, table) as slot:
         reach("reanchor.slot_made")
@@ -135,10 +139,11 @@ def _differences(site: Site, writer: CatalogWriter, table: TableRecord, op_id: O
         state = site.reader.state(table.name)
         with site.connect(autocommit=True) as conn:
             sides = sides_of(site, conn, state, point.pin.snapshot_id, slot.snapshot, kept_by_heap(state))
+            rewritten = rewritten_files(true_leaves(conn, table.relid))
         require_same_columns(sides)
         mended = write_differing(sides, differing(sides), op_id)
         point.check()
-    return sides, mended, write_lsn(slot.consistent_lsn)
+    return sides, mended, write_lsn(slot.consistent_lsn), rewritten
 
 
 def _forget_diffs(tx: CommitTransaction, table: TableRecord) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableRecord, TableState
+from modak.catalog.records import Cutline, TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core.errors import Refused
 from modak.core.ids import new_op_id
@@ -27,6 +27,7 @@ from modak.postgres.model import PgTable
 from modak.tables.backfill import BACKFILL
 from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, widens
 from modak.tables.landing import land
+from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
 
@@ -46,8 +47,13 @@ class Follow:
     recopy: str | None = None
 
 
-def plan_follow(heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable, record: TableRecord) -> Follow:
-    """The changes that give the lake the columns of `heap`, a table as it was at a point of the WAL."""
+def plan_follow(
+    heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable, record: TableRecord, *, rewritten: bool = False
+) -> Follow:
+    """The changes that give the lake the columns of `heap`, a table as it was at a point of the WAL.
+
+    `rewritten`: a leaf was written anew, which makes Postgres forget what its old rows show in a new column.
+    """
     known = known_columns(lake, heap.oid)
     here = {column.attnum: column for column in heap.columns}
     _require_keys(record, here)
@@ -80,6 +86,9 @@ def plan_follow(heap: PgTable, mapped: Sequence[MappedColumn], lake: LakeTable, 
         why = "a generated column is new"
     elif evolution.filled:
         why = f"column {', '.join(evolution.filled)} has a default that only the heap knows"
+    elif rewritten and known:
+        unsure = [each.name for number, each in here.items() if number not in known and each.missing_value is None]
+        why = f"the heap was rewritten, perhaps after column {', '.join(unsure)} came" if unsure else None
     return Follow(tuple(changes), why)
 
 
@@ -89,6 +98,13 @@ def known_columns(lake: LakeTable, relid: int) -> dict[int, str]:
         return {}
     found: Mapping[str, str] = json.loads(lake.properties.get(COLUMNS, "{}"))
     return {int(number): name for number, name in found.items()}
+
+
+def _rewritten(site: Site, line: Cutline, relid: int) -> bool:
+    """Whether a leaf is another file than when lake and heap were last the same; asked after the columns were."""
+    with site.connect(autocommit=True) as conn:
+        now = rewritten_files(true_leaves(conn, relid))
+    return not now.items() <= line.lake_props.get(REWRITTEN, {}).items()
 
 
 def follow(
@@ -101,14 +117,15 @@ def follow(
 ) -> LakeTable:
     """Bring the lake's columns to those of a point of the WAL; the frontier stays."""
     record = state.table
-    if not plan_follow(heap, mapped, lake, record).changes:
+    rewritten = _rewritten(site, state.cutline, record.relid)
+    if not plan_follow(heap, mapped, lake, record, rewritten=rewritten).changes:
         return lake
     op_id = new_op_id(site.clock)
     planned: list[Follow] = []
     Journal(writer).begin(op_id, record.table_id, "evolve", {"columns": [column.name for column in heap.columns]})
 
     def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
-        planned[:] = [plan_follow(heap, mapped, current, record)]
+        planned[:] = [plan_follow(heap, mapped, current, record, rewritten=rewritten)]
         return planned[0].changes
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
