@@ -151,6 +151,7 @@ def run_life(make: Make, seed: int, steps: int) -> None:
         print(f"MODAK_TEST_SEED={seed}")
         print("\n".join(history))
         raise
+    table.remove()
 
 
 def test_a_random_life_ends_with_lake_and_heap_alike(make: Make, request: pytest.FixtureRequest) -> None:
