@@ -137,6 +137,19 @@ def test_manifests_are_folded_and_the_new_state_is_published(worn: Lake) -> None
     assert worn.rows() == before
 
 
+def test_a_partition_that_came_after_they_were_listed_is_in_nobodys_way(
+    worn: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worn.policy(manifest_rewrite_min_manifests=4, rewrite_enabled=False)
+    for key in range(4):
+        worn.add(key, 100 + key)
+    before = worn.rows()
+    listed = worn.site.lake.partitions
+    monkeypatch.setattr(type(worn.site.lake), "partitions", lambda _, *where: sorted(listed(*where))[:1])
+    assert did(worn.maintain(), "manifests").counters["manifests_after"] == 2
+    assert worn.rows() == before
+
+
 def test_expiry_keeps_what_the_policy_says_and_deletes_the_rest(worn: Lake) -> None:
     worn.policy(snapshot_retention_hours=0, snapshot_min_retained=2, rewrite_enabled=False)
     for key in range(5):

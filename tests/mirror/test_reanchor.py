@@ -180,12 +180,30 @@ def test_a_leaf_cannot_be_truncated_alone_but_the_table_can(site: Site, leader: 
     assert things.heap() == things.lake() == []
 
 
-def test_a_column_of_another_type_is_refused_by_name(site: Site, leader: Leader) -> None:
+def test_a_column_of_another_type_and_one_made_anew_are_followed(site: Site, leader: Leader) -> None:
+    things = Things.plain(site, 5)
+    things.sql("ALTER TABLE public.things ADD COLUMN colour text DEFAULT 'red'")
+    things.register()
+    things.lose_slot()
+    things.sql("ALTER TABLE public.things ALTER COLUMN body TYPE int USING length(body)")
+    things.sql("ALTER TABLE public.things DROP COLUMN colour")
+    things.sql("ALTER TABLE public.things ADD COLUMN colour int DEFAULT 7")
+    reanchor(site, leader.epoch, things.state.table)
+    assert things.lake() == things.heap()
+    table = site.lake.load(things.state.table.lake)
+    assert table is not None
+    assert [column.name for column in table.schema] == ["id", "ts", "body", "colour"]
+    things.sql("UPDATE public.things SET body = 8 WHERE id = 3")
+    things.pump(leader)
+    assert things.lake() == things.heap()
+
+
+def test_a_key_of_another_type_is_refused_by_name(site: Site, leader: Leader) -> None:
     things = Things.plain(site, 5)
     things.register()
     things.lose_slot()
-    things.sql("ALTER TABLE public.things ALTER COLUMN body TYPE bytea USING body::bytea")
-    with pytest.raises(Refused, match="body"):
+    things.sql("ALTER TABLE public.things ALTER COLUMN id TYPE text")
+    with pytest.raises(Refused, match="id"):
         reanchor(site, leader.epoch, things.state.table)
 
 

@@ -148,7 +148,10 @@ class Updates:
         clusters = self._java.jvm.java.util.HashMap()
         for partition, cluster in change.clusters.items():
             clusters.put(partition, cluster)
-        lookup = self._java.method("java.util.Map", "get", "java.lang.Object", "java.lang.Object").bindTo(clusters)
+        any_ = "java.lang.Object"
+        lookup = self._java.method("java.util.Map", "getOrDefault", any_, any_, any_).bindTo(clusters)
+        # A partition that came after they were listed; the commit is tried again then, or it lands beside the others.
+        lookup = self._java.bind(lookup, 1, "new")
         cluster_of = self._java.after(partition_text(self._java), lookup)
         return self._signed("rewriteManifests", "manifests").clusterBy(self._java.function(cluster_of))
 

@@ -14,12 +14,11 @@ import structlog
 from modak.catalog.records import TableRecord, TableState
 from modak.core.names import TableName
 from modak.postgres.describe import describe
-from modak.tables.evolve import plan_evolution
 from modak.tables.mirror.chunks import Chunk, read_chunks
 from modak.tables.mirror.copy import copy_all, copy_rest
+from modak.tables.mirror.pump.evolve import columns_differ
 from modak.tables.mirror.reanchor import reanchor
 from modak.tables.mirror.replication import look_at_slot, publish
-from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import copying_alone, finish_operations
 
@@ -59,10 +58,7 @@ def _can_go_on(site: Site, record: TableRecord, journaled: Sequence[Chunk]) -> b
     with site.connect(autocommit=True) as conn:
         heap = describe(conn, record.name, record.tier_key)
     lake = site.lake.load(record.lake)
-    mapped, problems = map_columns(heap, record.numeric_as, frozenset({*record.pk_columns, record.tier_key}))
-    if lake is None or problems:
-        return False
-    if plan_evolution(heap, mapped, lake).changes:
+    if columns_differ(record, heap, lake):
         log.warning("copy.columns_changed", table=str(record.name), chunks=len(journaled))
         return False
     return True

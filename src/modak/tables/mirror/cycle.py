@@ -29,18 +29,17 @@ from modak.postgres.changes.lsn import read_lsn, write_lsn
 from modak.postgres.connect import translate
 from modak.postgres.describe import describe
 from modak.tables import premake
-from modak.tables.evolve import plan_evolution
 from modak.tables.fold.run import FoldReport, fold
 from modak.tables.mirror.compare import Stretch, differing, sides_of
 from modak.tables.mirror.copy import wal_position
 from modak.tables.mirror.identity import ensure_identity
 from modak.tables.mirror.leaves import TrueLeaf, as_partitions, bounded_leaves
 from modak.tables.mirror.mend import land_mended, write_differing
+from modak.tables.mirror.pump.evolve import columns_differ
 from modak.tables.mirror.reanchor import require_same_columns
 from modak.tables.mirror.retire import Retired, retire
 from modak.tables.observe import observe, sync
 from modak.tables.premake import plan_premake
-from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, give_up, open_spill
 from modak.tables.upkeep import release_tags, trim_snapshots
@@ -138,8 +137,7 @@ def _columns_differ(site: Site, conn: Conn, record: TableRecord) -> bool:
     """Whether the change stream still has a change of columns to bring; it comes at its own place among the rows."""
     heap = describe(conn, record.name, record.tier_key)
     lake = site.lake.load(record.lake)
-    mapped, problems = map_columns(heap, record.numeric_as, frozenset({*record.pk_columns, record.tier_key}))
-    return lake is None or bool(problems) or bool(plan_evolution(heap, mapped, lake).changes)
+    return columns_differ(record, heap, lake)
 
 
 def leaf_changes(

@@ -24,12 +24,11 @@ from modak.lake.model import data_folder
 from modak.postgres.changes.lsn import read_lsn, write_lsn
 from modak.postgres.changes.slot import PLUGIN
 from modak.postgres.describe import describe
-from modak.tables.evolve import evolve, plan_evolution
 from modak.tables.mirror.compare import Sides, Stretch, differing, sides_of
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.mend import Mended, land_mended, write_differing
+from modak.tables.mirror.pump.evolve import RECOPY, columns_differ, follow, mapped_columns
 from modak.tables.mirror.replication import fresh_slot, look_at_slot, publish
-from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, give_up
 from modak.tables.verify.point import Point
@@ -91,20 +90,16 @@ def bring_columns(site: Site, writer: CatalogWriter, table: TableRecord) -> None
     state = site.reader.state(table.name)
     with site.connect(autocommit=True) as conn:
         heap = describe(conn, table.name, table.tier_key)
-    mapped, problems = map_columns(heap, table.numeric_as, frozenset({*table.pk_columns, table.tier_key}))
-    if problems:
-        raise Refused("evolve.column_type", problems[0].message, hint=problems[0].hint)
     lake = site.lake.load(table.lake)
     if lake is None:
         raise Refused("lake.missing", f"The lake table {table.lake} is gone from the catalog.")
-    evolve(site, writer, state, heap, mapped, lake)
+    follow(site, writer, state, heap, mapped_columns(table, heap), lake)
 
 
 def require_same_columns(sides: Sides) -> None:
     """Under the lock: nobody has changed the columns since the lake got them."""
     record = sides.state.table
-    mapped, _ = map_columns(sides.heap, record.numeric_as, frozenset({*record.pk_columns, record.tier_key}))
-    if plan_evolution(sides.heap, mapped, sides.lake).changes:
+    if columns_differ(record, sides.heap, sides.lake):
         raise Conflict("mirror.columns_changed", f"The columns of {record.name} changed just now.")
 
 
@@ -118,6 +113,7 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
 
         def lines(line: Cutline) -> Cutline:
             props = {**line.lake_props, REWRITTEN: rewritten}
+            props.pop(RECOPY, None)
             return replace(line, frontier=frontier, heal_until=None, lake_props=props)
 
         reach("reanchor.before_commit")

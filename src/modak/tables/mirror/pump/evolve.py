@@ -28,6 +28,7 @@ from modak.tables.backfill import BACKFILL
 from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, widens
 from modak.tables.landing import land
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
+from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
 
@@ -105,6 +106,24 @@ def _rewritten(site: Site, line: Cutline, relid: int) -> bool:
     with site.connect(autocommit=True) as conn:
         now = rewritten_files(true_leaves(conn, relid))
     return not now.items() <= line.lake_props.get(REWRITTEN, {}).items()
+
+
+def mapped_columns(record: TableRecord, heap: PgTable) -> Sequence[MappedColumn]:
+    """How the columns of the table as it is now go to the lake; the keys may have other names than in the record."""
+    keys = {*record.pk_attnums, record.tier_attnum}
+    names = frozenset(column.name for column in heap.columns if column.attnum in keys)
+    mapped, problems = map_columns(heap, record.numeric_as, names)
+    if problems:
+        raise Refused("evolve.column_type", problems[0].message, hint=problems[0].hint)
+    return mapped
+
+
+def columns_differ(record: TableRecord, heap: PgTable, lake: LakeTable | None) -> bool:
+    """Whether the lake has other columns than the table has now, or the table such as the lake cannot have."""
+    try:
+        return lake is None or bool(plan_follow(heap, mapped_columns(record, heap), lake, record).changes)
+    except Refused:
+        return True
 
 
 def follow(

@@ -31,12 +31,11 @@ from modak.postgres.model import PgTable
 from modak.tables.mirror.pump.buffer import Buffer
 from modak.tables.mirror.pump.columns import Columns, Seen
 from modak.tables.mirror.pump.commit import Flush, commit, live_after, move_frontier
-from modak.tables.mirror.pump.evolve import follow, known_columns
+from modak.tables.mirror.pump.evolve import follow, known_columns, mapped_columns
 from modak.tables.mirror.pump.find import TASK_ROWS, Hit, Listing, Look, Wanted, candidates, look, with_bounds
 from modak.tables.mirror.pump.generated import with_generated
 from modak.tables.mirror.pump.plan import in_driver
 from modak.tables.mirror.pump.write import Applied, Rows, Target, apply_part, keep_rows, write_rows
-from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, give_up
 from modak.tables.upkeep import trim_snapshots
@@ -98,14 +97,9 @@ class Flusher:
 
     def follow(self, state: TableState, heap: PgTable) -> bool:
         """Give the lake the columns of the heap as it was a moment ago; whether that changed anything."""
-        record = state.table
+        mapped, lake = mapped_columns(state.table, heap), self.lake(state)
         names = {column.attnum: column.name for column in heap.columns}
-        keys = frozenset(names[number] for number in (*record.pk_attnums, record.tier_attnum) if number in names)
-        mapped, problems = map_columns(heap, record.numeric_as, keys)
-        if problems:
-            raise Refused("evolve.column_type", problems[0].message, hint=problems[0].hint)
-        lake = self.lake(state)
-        if not _other_columns(names, mapped, lake, record.relid):
+        if not _other_columns(names, mapped, lake, heap.oid):
             return False
         self._lake = follow(self._site, self._writer, state, heap, mapped, lake)
         return True

@@ -377,11 +377,6 @@ class Pump:
         log.warning("mirror.reanchoring", table=str(record.name), because=why)
         self._forget()
         reanchor(self._site, self._epoch, record)
-        line = self._site.reader.cutline(self.table_id)
-        if line is not None and line.lake_props.get(RECOPY):
-            kept = {key: value for key, value in line.lake_props.items() if key != RECOPY}
-            with self._writer.step() as tx:
-                tx.move(line, replace(line, lake_props=kept))
         return Turn(reanchored=True)
 
     def _forget(self) -> None:
