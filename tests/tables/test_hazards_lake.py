@@ -11,7 +11,7 @@ import pytest
 from modak.catalog import pins
 from modak.catalog.journal import Journal
 from modak.core import faults
-from modak.core.errors import Refused
+from modak.core.errors import ModakError, Refused
 from modak.core.ids import new_op_id
 from modak.core.states import OpPhase
 from modak.lake.changes import SetProperties
@@ -24,7 +24,7 @@ from modak.storage.uri import local_path
 from modak.tables import status
 from modak.tables.foreign import accept
 from modak.tables.landing import land
-from modak.tables.tidy import finish_operations
+from modak.tables.tidy import finish_operations, tidy_landed
 from tests.tables import readers
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
@@ -94,6 +94,28 @@ def test_a_superseded_snapshot_is_tagged_only_while_a_pin_needs_it(events: Event
         assert pins.end(conn, pin.pin_id)
     age(events, leader)
     assert tags(events) == {}
+
+
+def test_an_operation_whose_snapshot_was_expired_before_it_was_tidied_ends(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.register()
+    site, writer = events.site, events.site.writer(leader.epoch)
+    with pytest.raises(faults.InjectedFault):
+        faults.arm(faults.Fault("landing.committed"))
+        events.tier(leader)
+    faults.arm(None)
+    (op,) = (op for op in site.reader.state(events.name).unfinished if op.kind != "register")
+
+    def gone(*_: object) -> list[str]:
+        raise ModakError("lake.file_missing", "The manifest list is gone.")
+
+    monkeypatch.setattr(type(site.lake), "unreferenced", gone)
+    with pytest.raises(ModakError, match="gone"):
+        tidy_landed(site, writer, site.reader.state(events.name), op)
+    tidy_landed(site, writer, site.reader.state(events.name), replace(op, cleanup={**op.cleanup, "snapshot": 1}))
+    assert op.op_id not in {each.op_id for each in site.reader.state(events.name).unfinished}
+    assert set(events.lake()) <= ROWS
 
 
 def test_a_pin_taken_between_prepare_and_commit_gets_its_tag(events: Events, leader: Leader) -> None:

@@ -113,9 +113,21 @@ def _tidy_folders(site: Site, state: TableState, op: OpRecord) -> int:
     landed = int(op.cleanup.get("attempt", op.attempt))
     location, metadata = state.table.location, str(op.cleanup["metadata"])
     removed = sum(discard_attempt(site, location, op.op_id, n) for n in range(1, landed))
-    if site.store.exists(metadata):
-        removed += _delete(site, site.lake.unreferenced(attempt_folder(location, op.op_id, landed), metadata))
-    return removed + _delete(site, _stray_data(site, state, op))
+    try:
+        if site.store.exists(metadata):
+            removed += _delete(site, site.lake.unreferenced(attempt_folder(location, op.op_id, landed), metadata))
+        return removed + _delete(site, _stray_data(site, state, op))
+    except ModakError:
+        if not _is_expired(site, state, op):
+            raise
+        # Nobody can say any more what its snapshot had; what it has left is an orphan, and swept as one.
+        log.info("tidy.expired", op=op.op_id, kind=op.kind, table=str(state.table.name))
+        return removed
+
+
+def _is_expired(site: Site, state: TableState, op: OpRecord) -> bool:
+    lake, snapshot = site.lake.load(state.table.lake), op.cleanup.get("snapshot")
+    return lake is not None and snapshot is not None and int(snapshot) not in {s.id for s in site.lake.snapshots(lake)}
 
 
 def open_spill(site: Site, writer: CatalogWriter, name: TableName) -> bool:
