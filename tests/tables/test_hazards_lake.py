@@ -101,8 +101,8 @@ def test_an_operation_whose_snapshot_was_expired_before_it_was_tidied_ends(
 ) -> None:
     events.register()
     site, writer = events.site, events.site.writer(leader.epoch)
+    faults.arm(faults.Fault("landing.committed"))
     with pytest.raises(faults.InjectedFault):
-        faults.arm(faults.Fault("landing.committed"))
         events.tier(leader)
     faults.arm(None)
     (op,) = (op for op in site.reader.state(events.name).unfinished if op.kind != "register")
