@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
@@ -46,14 +49,34 @@ class S3Server:
             return bucket
 
 
+@dataclass(frozen=True)
+class OneByOne:
+    """Requests done one after the other: a condition and the write behind it are one step, as a real store has it."""
+
+    app: Callable[[dict[str, Any], Any], Iterable[bytes]]
+    turn: threading.Lock
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if size := int(environ.get("CONTENT_LENGTH") or 0):
+            # A client that sends slowly holds nobody up.
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(size))
+        with self.turn:
+            return list(self.app(environ, start_response))
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """The server of the run."""
-    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield S3Server(f"http://{host}:{port}")
-    server.stop()
+    app = OneByOne(DomainDispatcherApplication(create_backend_app), threading.Lock())
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    serving = threading.Thread(target=server.serve_forever, name="s3-server", daemon=True)
+    serving.start()
+    host, port = server.server_address[:2]
+    yield S3Server(f"http://{host!s}:{port}")
+    server.shutdown()
+    serving.join()
+    server.server_close()
