@@ -144,7 +144,7 @@ ENTITIES: dict[str, object] = {
     "PG_HOST": None,
     "PG_PORT": 5432,
     "PG_DB": None,
-    "PG_USER": None,
+    "PG_USER": "postgres",
     "PG_PASSWORD": None,
     "PG_USE_IAM": False,
     "PG_TOKEN_COMMAND": None,

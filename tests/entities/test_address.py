@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from modak.config import load
 from modak.core.errors import ModakError, UsageError
 from modak.entities import address as module
 from modak.entities.address import Address, address_of
-from modak.entities.config import CDCConfig
+from modak.entities.config import CDCConfig, from_settings
 from modak.entities.flushing import flush
 from modak.entities.initial import init
 from modak.entities.verifying import verify
@@ -32,6 +33,13 @@ def test_tls_is_wanted_everywhere_but_on_this_machine() -> None:
     own = address_of(CDCConfig(), Dsn("db.example", 5432, "shop", "me", options=(("sslmode", "verify-ca"),)))
     modes = [dict(each.dsn.options)["sslmode"] for each in (remote, local, forced, default, own)]
     assert modes == ["require", "disable", "verify-full", "require", "verify-ca"]
+
+
+def test_the_user_is_postgres_where_none_is_named() -> None:
+    assert address_of(CDCConfig(pg_host="db.example", pg_db="shop")).dsn.user == "postgres"
+    assert address_of(CDCConfig(pg_host="db.example", pg_db="shop", pg_user="").with_defaults()).dsn.user == "postgres"
+    settings = load({"MODAK_ENTITIES_PG_HOST": "db.example", "MODAK_ENTITIES_PG_DB": "shop"})
+    assert address_of(from_settings(settings.entities)[0]).dsn.user == "postgres"
 
 
 def test_going_without_tls_is_said_once() -> None:

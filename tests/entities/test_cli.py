@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,12 @@ def test_install_tells_of_rows_that_nobody_has_exported(modak: Call, installed: 
 
 
 def test_what_cannot_be_done_is_told_with_the_next_step(modak: Call) -> None:
-    missing = modak("flush")
-    assert (missing.exit_code, "modak-worker entities install" in missing.stderr) == (1, True)
+    for words in (("flush",), ("compact",), ("compact", "--dry-run")):
+        missing = modak(*words)
+        assert (missing.exit_code, "modak-worker entities install" in missing.stderr) == (1, True), missing.output
     modak("install")
+    renamed = modak("compact", MODAK_ENTITIES_CHANGE_LOG_TABLE="changelog")
+    assert (renamed.exit_code, "no table public.changelog" in renamed.stderr) == (1, True), renamed.output
     unknown = modak("init", "--schema", "order")
     assert (unknown.exit_code, "Known: invoice" in unknown.stderr) == (2, True)
     blank = modak("status", MODAK_ENTITIES_REGISTRY="/nowhere/registry.json")
@@ -150,3 +154,30 @@ def test_query_reads_unflushed_changes_too(modak: Call, installed: World, spark_
     assert counted.stdout.splitlines() == ["n", "0"], counted.output
     assert modak("query", "drop table invoice", **home).exit_code == 2
     assert modak("query", "select nothing from invoice", **home).exit_code == 2
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_an_answer_goes_into_the_file_that_is_named(
+    modak: Call, installed: World, spark_home: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    installed.put(0, title="flushed", tags=["a", "b"], amount="1.5")
+    installed.put(1, title="older")
+    installed.put(2, title="gone")
+    assert "3 rows in 1 file " in modak("flush").stdout
+    installed.put(1, title="unflushed", qty=4)
+    installed.delete(2)
+    home = {"MODAK_HOME": str(spark_home)}
+    text = "select title, qty, amount, tags from invoice order by title"
+    parquet, lines = tmp_path / "answer.parquet", tmp_path / "answer.jsonl"
+    for form, target in (("parquet", parquet), ("json", lines)):
+        done = modak("query", text, "--format", form, "--output", str(target), **home)
+        assert (done.exit_code, done.stdout) == (0, ""), done.output
+    flushed = {"title": "flushed", "qty": None, "amount": Decimal("1.50"), "tags": ["a", "b"]}
+    unflushed = {"title": "unflushed", "qty": 4, "amount": None, "tags": None}
+    assert pq.read_table(parquet).to_pylist() == [flushed, unflushed]
+    assert [json.loads(line, parse_float=Decimal) for line in lines.read_text().splitlines()] == [flushed, unflushed]
+    nowhere = modak("query", text, "--format", "parquet", **home)
+    assert (nowhere.exit_code, "--output" in nowhere.stderr) == (2, True), nowhere.output

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from modak import config
-from modak.core.errors import UsageError
+from modak.core.errors import Refused, UsageError
 from modak.core.names import TableName
 from modak.entities.compaction import compact
 from modak.entities.config import CDCConfig, CompactionConfig, from_settings
@@ -82,10 +82,35 @@ def test_every_setting_reaches_its_field() -> None:
     assert (capture.pg_password, capture.pg_token_command) == ("hidden", "print-token")
     assert (capture.s3_prefix, capture.schemas, compaction.run_interval) == ("elsewhere", (7, 8), 22)
     assert "hidden" not in repr(settings) + repr(capture)
+
+
+def test_a_bucket_is_reached_as_its_settings_say() -> None:
+    lake = {
+        "MODAK_WAREHOUSE": "s3://lake/here",
+        "MODAK_S3_ENDPOINT": "lake.example:9000",
+        "MODAK_S3_REGION": "us-east-1",
+        "MODAK_S3_ACCESS_KEY": "the-key",
+        "MODAK_S3_SECRET_KEY": "the-secret",
+    }
+    settings = config.load({**lake, **{f"MODAK_ENTITIES_{name}": value for name, value in OTHER.items()}})
+    capture, _ = from_settings(settings.entities)
+    keys = {"s3.access-key-id": "the-key", "s3.secret-access-key": "the-secret"}
+    own = {**keys, "s3.endpoint": "http://s3.example:9000", "client.region": "eu-north-1"}
+    by_path = {"s3.path-style-access": "true"}
+    assert reached(settings, capture) == ("s3://things", own | by_path)
+    assert reached(settings, replace(capture, s3_use_path=False)) == ("s3://things", own)
+    over_tls = {**own, "s3.endpoint": "https://s3.example:9000"}
+    assert reached(settings, replace(capture, s3_use_ssl=True, s3_use_path=False)) == ("s3://things", over_tls)
+    # What is not said of the entities' own bucket, and all of the lake, is as for the lake.
+    blank = CDCConfig(s3_bucket="things")
+    of_lake = {**keys, "s3.endpoint": "http://lake.example:9000", "client.region": "us-east-1"}
+    assert reached(settings, blank) == ("s3://things", of_lake)
+    assert reached(settings, CDCConfig()) == ("s3://lake/here", of_lake | by_path)
+
+
+def reached(settings: config.Settings, capture: CDCConfig) -> tuple[str, dict[str, str]]:
     objects = objects_of(settings, capture)
-    assert objects.root == "s3://things"
-    assert "http://s3.example:9000" in objects._props.values()
-    assert "https://s3.example:9000" in objects_of(settings, replace(capture, s3_use_ssl=True))._props.values()
+    return objects.root, objects._props
 
 
 def test_one_pass_is_bounded(world: World) -> None:
@@ -144,6 +169,12 @@ def test_the_lock_is_that_of_one_schema_of_one_log(world: World) -> None:
         assert not acquire_schema_lock(two, SCHEMA)
         assert acquire_schema_lock(two, SCHEMA + 1)
         assert acquire_schema_lock(two, SCHEMA, "other.log")
+
+
+def test_a_lock_of_a_log_that_is_not_there_is_refused(world: World) -> None:
+    with world.connect() as conn, pytest.raises(Refused, match=r"no table public\.changelog") as caught:
+        acquire_schema_lock(conn, SCHEMA, "changelog")
+    assert (caught.value.code, "entities install" in caught.value.hint) == ("entities.no_tables", True)
 
 
 def test_the_progress_of_an_init_is_told(world: World) -> None:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from modak import config
 from modak.core.clock import FrozenClock
 from modak.core.errors import UsageError
+from modak.entities.config import from_settings
 from modak.entities.flushing import flush
 from modak.entities.lock import schema_lock
 from modak.entities.store import EntityStore
@@ -101,6 +103,18 @@ def test_entities_are_compacted_and_collected_while_we_lead(fresh_database: Dsn,
             clock.at += timedelta(minutes=20)
             until(lambda: set(world.paths()) == world.manifest.paths)
     assert len(world.read()) == 3
+
+
+def test_compactions_come_as_often_as_their_configuration_says(
+    fresh_database: Dsn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = of_entities(fresh_database, tmp_path)
+    World(fresh_database, EntityStore.open(settings, fresh_database).objects)
+    capture, compaction = from_settings(settings.entities)
+    often = replace(compaction, run_interval=0.05)
+    monkeypatch.setattr("modak.entities.config.from_settings", lambda _: (capture, often))
+    with open_site(settings) as site, Leader.campaign(site, 5) as leader, capture_logs() as said, serving(site, leader):
+        until(lambda: [each["event"] for each in said].count("entities.collected") > 2)
 
 
 def test_what_measurement_jobs_did_reaches_the_catalog_while_we_lead(fresh_database: Dsn, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ class EntitySettings(Concern):
     )
     pg_port: Annotated[int, PORT] = setting("MODAK_ENTITIES_PG_PORT", 5432, "Its port.")
     pg_db: Annotated[str | None, TEXT] = setting("MODAK_ENTITIES_PG_DB", None, "Its database.")
-    pg_user: Annotated[str | None, TEXT] = setting("MODAK_ENTITIES_PG_USER", None, "User there.")
+    pg_user: Annotated[str, TEXT] = setting("MODAK_ENTITIES_PG_USER", "postgres", "User there.")
     pg_password: Annotated[SecretStr | None, SECRET] = setting(
         "MODAK_ENTITIES_PG_PASSWORD", None, "Password there.", secret=True
     )

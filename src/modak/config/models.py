@@ -28,11 +28,11 @@ from modak.config.kinds import (
 from modak.config.pairs import Pairs, SecretPairs
 from modak.config.places import CATALOG_URI, ENDPOINT, FILES, FOLDER, POSTGRES_URL, WAREHOUSE, local_uri, read_folder
 from modak.core.errors import Refused
+from modak.core.loopback import is_loopback
 
 CREDENTIALS_PREFIX = "MODAK_CREDENTIALS_"
 SPARK_CONF_PREFIX = "MODAK_SPARK_CONF_"
 MIB = 1 << 20
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1", re.IGNORECASE | re.ASCII)
 
 
 def default_home() -> Path:
@@ -267,7 +267,7 @@ class HttpSettings(Concern):
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the HTTP server."""
-        return _LOOPBACK.fullmatch(self.host.strip("[]")) is not None
+        return is_loopback(self.host)
 
 
 class LoadSettings(Concern):

@@ -7,7 +7,6 @@ in tasks, because such tokens live for minutes. TLS is asked for everywhere but 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,13 @@ from functools import cache
 
 import structlog
 
+from modak.core import loopback
 from modak.core.errors import ModakError, UsageError
 from modak.entities.config import CDCConfig
 from modak.postgres.dsn import Dsn
 
 log = structlog.get_logger()
 
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1|/.*", re.IGNORECASE | re.ASCII)
 TOKEN_SECONDS = 30.0
 
 
@@ -80,15 +79,15 @@ def address_of(config: CDCConfig, otherwise: Dsn | None = None) -> Address:
         config.pg_host,
         config.pg_port,
         config.pg_db,
-        config.pg_user or config.pg_db,
+        config.pg_user,
         config.pg_password,
     )
     return Address(_protected(dsn, config.pg_ssl_mode), _command(config))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
-    return _LOOPBACK.fullmatch(host) is not None
+    """Whether a Postgres is on this machine: by its address, or by its socket's folder."""
+    return host.startswith("/") or loopback.is_loopback(host)
 
 
 def _protected(dsn: Dsn, mode: str) -> Dsn:

@@ -30,6 +30,7 @@ from modak.entities.paths import build_base_temp_path, uuid7
 from modak.entities.plan import KeyRange, Nothing, Promotion, Rewrite, plan_compaction
 from modak.entities.registry import EntitySchema
 from modak.entities.store import EntityStore, backoff, tries_of
+from modak.entities.tables import check
 from modak.entities.types import file_schema
 
 log = structlog.get_logger()
@@ -87,6 +88,7 @@ def compact(store: EntityStore, schema_ids: Sequence[int] | None = None) -> tupl
                 hint="Set MODAK_ENTITIES_SCHEMA_ID beside MODAK_ENTITIES_MANIFEST_PATH.",
             )
         store = replace(store, manifest_path=config.manifest_path)
+    _check_tables(store)
     chosen = schema_ids or ((config.schema_id,) if config.schema_id else store.schema_ids())
     reports = []
     for schema in [store.registry.resolve(schema_id) for schema_id in chosen]:
@@ -100,6 +102,7 @@ def compact(store: EntityStore, schema_ids: Sequence[int] | None = None) -> tupl
 
 def plan(store: EntityStore, schema_id: int) -> Rewrite | Promotion | Nothing:
     """What a compaction would do now."""
+    _check_tables(store)
     return plan_compaction(store.manifests.load(schema_id).manifest, store.compaction, store.crew.cores)
 
 
@@ -130,6 +133,12 @@ def compact_schema(store: EntityStore, schema: EntitySchema) -> CompactionReport
                 )
             return replace(report, seconds=time.monotonic() - began)
     raise AssertionError("unreachable")
+
+
+def _check_tables(store: EntityStore) -> None:
+    """The tables are only needed for the lock; wrong names must not look like a lock that somebody else holds."""
+    with store.connect() as conn:
+        check(conn, store.tables)
 
 
 def _compact(store: EntityStore, schema: EntitySchema, lock: SchemaLock) -> CompactionReport:

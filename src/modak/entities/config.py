@@ -77,7 +77,7 @@ class CDCConfig:
 
     pg_host: str = ""
     pg_port: int = 5432
-    pg_user: str = ""
+    pg_user: str = "postgres"
     pg_password: str = field(default="", repr=False)
     pg_db: str = ""
     pg_use_iam: bool = False
@@ -117,12 +117,11 @@ class CDCConfig:
     def with_defaults(self) -> CDCConfig:
         """A copy with missing fields set to their defaults."""
         blank = CDCConfig()
-        texts = ("change_log_table", "entity_main_table", "eav_data_table", "parquet_compression", "pg_ssl_mode")
+        tables = ("change_log_table", "entity_main_table", "eav_data_table")
+        texts = (*tables, "pg_user", "pg_ssl_mode", "parquet_compression", "manifest_template")
         counts = ("min_records", "batch_size", "estimated_row_bytes", "max_batch_bytes", "max_batch_size", "pg_port")
         more = ("parquet_compression_level", "base_backoff_ms", "max_backoff_ms")
-        filled: dict[str, Any] = {
-            name: getattr(blank, name) for name in (*texts, "manifest_template") if not getattr(self, name)
-        }
+        filled: dict[str, Any] = {name: getattr(blank, name) for name in texts if not getattr(self, name)}
         filled |= {name: getattr(blank, name) for name in (*counts, *more) if getattr(self, name) <= 0}
         zeroes = ("max_age_ms", "target_file_size_mb", "max_retries")
         filled |= {name: getattr(blank, name) for name in zeroes if getattr(self, name) < 0}
@@ -182,7 +181,7 @@ def from_settings(settings: EntitySettings) -> tuple[CDCConfig, CompactionConfig
         batch_size=given.batch_size,
         pg_host=given.pg_host or "",
         pg_port=given.pg_port,
-        pg_user=given.pg_user or "",
+        pg_user=given.pg_user,
         pg_password=given.pg_password.get_secret_value() if given.pg_password else "",
         pg_db=given.pg_db or "",
         pg_use_iam=given.pg_use_iam,

@@ -16,7 +16,7 @@ from modak.core.errors import Conflict
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.entities.address import Address
-from modak.entities.tables import identifier
+from modak.entities.tables import identifier, no_tables
 from modak.postgres.connect import GUARDS, connect, session_sql, translate
 
 _KEY = """
@@ -53,8 +53,12 @@ class SchemaLock:
 
 def acquire_schema_lock(conn: psycopg.Connection[Any], schema_id: int, table: str = "change_log") -> bool:
     """Try to take the lock of a schema on this connection, so that no other flush or compaction works on it."""
-    row = conn.execute(_TRY, _names(conn, schema_id, TableName.parse(table))).fetchone()
-    return row is not None and bool(row[0])
+    name = TableName.parse(table)
+    row = conn.execute(_TRY, _names(conn, schema_id, name)).fetchone()
+    if row is None or row[0] is None:
+        # A log that is not there has no key: nobody holds its lock, and nobody can take it.
+        raise no_tables(name)
+    return bool(row[0])
 
 
 def release_schema_lock(conn: psycopg.Connection[Any], schema_id: int, table: str = "change_log") -> bool:

@@ -171,13 +171,9 @@ def check(conn: psycopg.Connection[Any], tables: EntityTables) -> Installed:
         waiting = describe(conn, tables.quarantine)
     except psycopg.Error as error:
         raise translate(error) from error
-    missing = [str(name) for kind, name in tables.named() if found[kind] is None]
+    missing = [name for kind, name in tables.named() if found[kind] is None]
     if missing:
-        raise Refused(
-            "entities.no_tables",
-            f"There is no table {' and no table '.join(missing)}.",
-            hint="Make the tables of an entity store with: modak-worker entities install",
-        )
+        raise no_tables(*missing)
     there = {kind: each for kind, each in found.items() if each is not None}
     _refuse([problem for kind, each in there.items() for problem in _problems(kind, each)])
     unwatched = [str(each.name) for kind, each in there.items() if not set(_triggers_of(kind)) <= each.watched]
@@ -189,6 +185,15 @@ def check(conn: psycopg.Connection[Any], tables: EntityTables) -> Installed:
             hint="Install the triggers with: modak-worker entities install",
         )
     return Installed(tables, there["main"], there["eav"], there["log"])
+
+
+def no_tables(*missing: TableName) -> Refused:
+    """A store lacks tables, or its settings name others."""
+    return Refused(
+        "entities.no_tables",
+        f"There is no table {' and no table '.join(map(str, missing))}.",
+        hint="Make the tables of an entity store with: modak-worker entities install",
+    )
 
 
 def unseen(conn: psycopg.Connection[Any], tables: EntityTables) -> bool:

@@ -63,6 +63,7 @@ def serving(site: Site, leader: Leader) -> Iterator[None]:
 @contextmanager
 def _entities(site: Site, leader: Leader) -> Iterator[None]:
     from modak.entities.compaction import compact
+    from modak.entities.config import from_settings
     from modak.entities.flushing import flush
     from modak.entities.health import status
     from modak.entities.reconciling import collect
@@ -70,6 +71,8 @@ def _entities(site: Site, leader: Leader) -> Iterator[None]:
 
     chosen = site.settings.entities
     dsn = site.dsn if chosen.pg_host is None else None
+    # The store itself is opened at every turn: how often turns come must not wait for a registry that can be read.
+    compaction_interval = from_settings(chosen)[1].run_interval
 
     def opened() -> EntityStore:
         return EntityStore.open(site.settings, dsn, spark=lambda: site.spark, clock=site.clock)
@@ -83,7 +86,7 @@ def _entities(site: Site, leader: Leader) -> Iterator[None]:
         store = opened()
         reports = compact(store)
         storemetrics.compacted(reports)
-        _tell("entities-compact", chosen.compact_interval_seconds, reports)
+        _tell("entities-compact", compaction_interval, reports)
         storemetrics.collected(collect(store))
 
     def look() -> None:
@@ -92,7 +95,7 @@ def _entities(site: Site, leader: Leader) -> Iterator[None]:
     looks = site.settings.maintenance.lake_stats_interval_seconds
     with (
         Repeating("entities-flush", chosen.flush_interval_seconds, drain, leader.patience),
-        Repeating("entities-compact", chosen.compact_interval_seconds, tidy, leader.patience),
+        Repeating("entities-compact", compaction_interval, tidy, leader.patience),
         Repeating("entities-health", looks, look, leader.patience),
     ):
         yield
