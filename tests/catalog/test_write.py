@@ -51,7 +51,7 @@ def test_everything_moves_together(conn: Conn, catalog: Dsn, writer: CatalogWrit
     assert op.landed
     assert op.phase is OpPhase.COMMITTED
     assert op.counters == {"rows": 5}
-    assert op.cleanup == {"obsolete": ["file:///lake/old.json"]}
+    assert op.cleanup == {"made": 2, "obsolete": ["file:///lake/old.json"]}
     assert op.folders == ("file:///lake/data/op", "file:///lake/metadata/op")
     assert op.backend_pid is not None
     assert op.xact_id is not None

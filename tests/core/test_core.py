@@ -14,6 +14,7 @@ from modak.core.axis import Axis, Width
 from modak.core.clock import FrozenClock
 from modak.core.errors import Conflict, UsageError
 from modak.core.ids import is_op_id, new_op_id
+from modak.core.loopback import is_called_loopback, is_loopback
 from modak.core.names import TableName
 from modak.core.states import OP_STEPS, PARTITION_STEPS, OpPhase, PartitionState
 
@@ -126,3 +127,11 @@ def test_an_armed_point_raises_once_it_is_reached_often_enough():
             faults.reach("a.b")
     finally:
         faults.arm(None)
+
+
+def test_one_rule_says_which_hosts_are_this_machine() -> None:
+    assert all(map(is_loopback, ("localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1", "[::1]")))
+    assert not any(map(is_loopback, ("", "0.0.0.0", "::", "db", "127.0.0.1.evil.example", "localhost.evil.example")))
+    assert all(map(is_called_loopback, ("localhost", "localhost:9090", "127.0.0.2:80", "[::1]", "[::1]:9090")))
+    strangers = ("", ":80", "evil.example", "evil.example:80", "::1", "[::2]:80", "testserver", "[::1].evil.example")
+    assert not any(map(is_called_loopback, strangers))

@@ -56,12 +56,37 @@ def test_a_socket_folder_cannot_become_a_jdbc_address() -> None:
         "postgresql://ann:hush@a,b/shop",
         "jdbc:postgresql://db/shop?password=hush&nonsense=1",
         "postgresql://ann:hush@[db/shop",
+        "postgresql://ann:hush@db/shop?port=five",
     ],
 )
 def test_a_malformed_url_is_refused_without_showing_the_password(url: str) -> None:
     with pytest.raises(UsageError) as refusal:
         Dsn.parse(url)
     assert "hush" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:hush@a,b/shop",
+        "postgresql://ann:hush@a:5432,b:5433/shop?target_session_attrs=read-write",
+        "postgresql://ann:hush@a%2Cb/shop",
+        "postgresql://ann:hush@/shop?host=a,b",
+        "postgresql://ann:hush@a/shop?host=b%2Cc",
+        "postgresql://ann:hush@a/shop?port=5432,5433",
+        "postgresql://ann:hush@a/shop?hostaddr=10.0.0.1,10.0.0.2",
+        "jdbc:postgresql://a:5432,b:5432/shop?user=ann&password=hush&targetServerType=primary",
+    ],
+)
+def test_several_hosts_are_refused_wherever_they_stand_with_what_to_do(url: str) -> None:
+    with pytest.raises(UsageError, match="several hosts") as refusal:
+        Dsn.parse(url)
+    assert "follows the primary" in refusal.value.hint
+    assert "hush" not in str(refusal.value)
+
+
+def test_a_comma_in_a_password_is_not_another_host() -> None:
+    assert Dsn.parse("postgresql://ann:a,b@db/shop").password == "a,b"
 
 
 @given(user=_WORD, password=_WORD, dbname=_WORD)

@@ -57,6 +57,32 @@ def test_the_compose_file_is_a_group_of_two_on_one_postgres() -> None:
     assert not re.search(r"(PASSWORD|TOKEN): (?!\$\{)\S", (DEPLOY / "compose.yaml").read_text()), "a secret in a file"
 
 
+def made_by_the_image() -> set[str]:
+    """The folders that the image gives to the user it runs as."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    user = re.search(r"useradd --uid 10001 --gid modak --create-home --home-dir (\S+) modak", text)
+    assert user
+    return {user[1], *re.findall(r"install -d -o modak -g modak -m \d+ (\S+)", text.partition("\nUSER ")[0])}
+
+
+def test_what_a_worker_mounts_belongs_to_the_user_of_the_image() -> None:
+    found: Any = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    workers = [each for name, each in found["services"].items() if name.startswith("worker")]
+    mounted = {volume.split(":")[1] for each in workers for volume in each["volumes"]}
+    assert all(each["environment"]["MODAK_WAREHOUSE"] in mounted for each in workers)
+    assert mounted <= made_by_the_image()
+    [deployment] = [
+        each
+        for each in yaml.safe_load_all((DEPLOY / "kubernetes" / "modak.yaml").read_text())
+        if each["kind"] == "Deployment"
+    ]
+    pod = deployment["spec"]["template"]["spec"]
+    user = pod["securityContext"]
+    assert (user["runAsUser"], user["runAsGroup"], user["fsGroup"]) == (10001, 10001, 10001)
+    [container] = pod["containers"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} <= made_by_the_image()
+
+
 def test_the_kubernetes_objects_probe_what_the_worker_serves() -> None:
     objects = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes" / "modak.yaml").read_text())}
     assert set(objects) == {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget"}
@@ -80,6 +106,8 @@ def test_the_systemd_unit_restarts_and_ends_the_worker_well() -> None:
     assert service["Restart"] == "always"
     assert service["KillSignal"] == "SIGTERM"
     assert service["User"] == "modak"
+    assert service["ProtectSystem"] == "strict"
+    assert f"MODAK_HOME=/var/lib/{service['StateDirectory']}" in (DEPLOY / "systemd/modak-worker.service").read_text()
     assert int(service["TimeoutStopSec"]) >= 30
     assert unit["Install"]["WantedBy"] == "multi-user.target"
 

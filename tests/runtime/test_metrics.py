@@ -17,6 +17,7 @@ from modak.catalog.mirrors import MirrorHealth, note_health
 from modak.catalog.vitals import Vitals
 from modak.runtime import metrics
 from modak.runtime.leader import Leader
+from modak.tables.registration.unregister import unregister
 from tests.tables.events import Events
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -74,6 +75,11 @@ def samples(text: str, name: str) -> dict[str, float]:
             if sample.name == name:
                 found[sample.labels.get("table", "")] = sample.value
     return found
+
+
+def by_kind(text: str, name: str) -> dict[tuple[str, str], float]:
+    found = [each for family in text_string_to_metric_families(text) for each in family.samples if each.name == name]
+    return {(each.labels["table"], each.labels["kind"]): each.value for each in found}
 
 
 def test_every_promised_name_is_there(api: TestClient) -> None:
@@ -180,6 +186,31 @@ def test_dashboard_and_alerts_use_only_what_is_exported(api: TestClient) -> None
     for rule in rules:
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["action"]
+
+
+def test_alerts_about_the_group_fire_also_when_nobody_answers() -> None:
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+    rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    # A comparison with no sample has no result, and no result is no alert.
+    assert rules["ModakNobodyLeads"] == "(sum(modak_leader) or vector(0)) < 1"
+    assert rules["ModakRoundsStopped"].endswith(" or absent(modak_last_cycle_timestamp_seconds)")
+
+
+def test_only_what_lands_a_snapshot_is_a_lake_commit(
+    api: TestClient, events: Events, leader: Leader, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(metrics, "KEPT_SECONDS", 0.0)
+    api.get("/metrics")
+    events.register()
+    events.tier(leader)
+    api.get("/metrics")
+    unregister(events.site, events.name, drop_lake=False)
+    text = api.get("/metrics").text
+    ended = {kind for _, kind in by_kind(text, "modak_operations_total")}
+    assert ended >= {"register", "tier", "unregister"}
+    commits = by_kind(text, "modak_lake_commits_total")
+    assert commits[("public.events", "tier")] >= 1
+    assert {kind for _, kind in commits} & {"register", "unregister", "maintenance", "orphans"} == set()
 
 
 def test_the_page_about_metrics_lists_what_is_exported(api: TestClient) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from modak.catalog.write import CatalogWriter
-from modak.core.errors import NotLeader
+from modak.core.errors import ModakError, NotLeader
+from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
@@ -68,6 +70,49 @@ def test_a_worker_that_is_cut_off_is_replaced_and_comes_back(
                 stop.set()
                 worker.join(PATIENCE)
             assert not worker.is_alive()
+
+
+def test_one_address_that_comes_to_lead_to_another_server_is_followed(
+    fresh_database: Dsn, quick: Callable[[Dsn], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_warm", lambda _site, _pulse: None)
+    where = (fresh_database.host, fresh_database.port)
+    # Two ways to the one server of the tests stand for the old primary and the new one.
+    with (
+        FaultProxy(*where) as old,
+        FaultProxy(*where) as new,
+        FaultProxy("127.0.0.1", old.port) as address,
+        open_site(quick(replace(fresh_database, port=address.port))) as site,
+    ):
+        pulse, stop = Pulse(site.clock), threading.Event()
+        worker = threading.Thread(target=daemon.run, args=(site,), kwargs={"stop": stop, "pulse": pulse})
+        worker.start()
+        try:
+            until(lambda: pulse.role == "leading", "nobody leads")
+            first = pulse.epoch
+            assert first is not None
+            old.close()
+            until(lambda: pulse.role != "leading", "it leads on a dead server")
+            address.lead_to("127.0.0.1", new.port)
+            until(lambda: pulse.role == "leading" and (pulse.epoch or 0) > first, "it does not follow the address")
+        finally:
+            address.lead_to("127.0.0.1", new.port)
+            stop.set()
+            worker.join(PATIENCE)
+        assert not worker.is_alive()
+
+
+def test_an_address_that_still_leads_to_a_standby_can_be_waited_for(fresh_database: Dsn) -> None:
+    with connect(fresh_database, autocommit=True) as conn:
+        conn.execute(
+            sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(
+                sql.Identifier(fresh_database.dbname)
+            )
+        )
+    asked = Dsn.parse(fresh_database.uri() + "?target_session_attrs=read-write")
+    with pytest.raises(ModakError) as refusal:
+        connect(asked)
+    assert (refusal.value.code, refusal.value.retryable) == ("postgres.unreachable", True)
 
 
 def test_a_leader_that_hears_nothing_knows_by_its_own_clock_that_it_does_not_lead(

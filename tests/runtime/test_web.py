@@ -6,13 +6,19 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 from modak.core.errors import UsageError
+from modak.runtime import metrics
+from modak.runtime.hosting import loads
 from modak.runtime.leader import Leader
 from modak.runtime.web.app import create_app
+from modak.runtime.web.bodies import MOST_BYTES
 from modak.runtime.web.context import Context
+from modak.runtime.web.server import listening
 from modak.tables.site import Site
 from tests.runtime.conftest import ADMIN, READ
 from tests.tables.events import Events
@@ -50,6 +56,51 @@ def test_every_route_but_the_probes_refuses_a_call_without_a_token_or_with_a_wro
             assert answer.headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
                 assert answer.json()["error"]["code"] == "api.unauthorised"
+
+
+def test_no_route_reads_a_body_of_somebody_without_a_token(guarded: TestClient) -> None:
+    for method, path in calls(guarded.app):
+        if path not in OPEN:
+            answer = guarded.request(method, path, content=b"{", headers={"Content-Type": "application/json"})
+            assert answer.status_code == 401, (method, path)
+
+
+def in_pieces(size: int) -> Iterator[bytes]:
+    """A body that does not say how long it is."""
+    for _ in range(0, size, 65_536):
+        yield b" " * 65_536
+
+
+def test_a_body_that_is_too_large_is_refused_by_every_route(guarded: TestClient) -> None:
+    headers = {"X-Modak-Token": ADMIN, "Content-Type": "application/json"}
+    for method, path in calls(guarded.app):
+        announced = guarded.request(method, path, content=b" " * (MOST_BYTES + 1), headers=headers)
+        assert announced.status_code == 413, (method, path)
+        assert announced.headers["x-content-type-options"] == "nosniff"
+        if method != "HEAD":
+            assert announced.json()["error"]["code"] == "api.too_large"
+
+
+def test_a_body_that_does_not_say_its_length_is_counted_where_it_is_read(guarded: TestClient) -> None:
+    headers = {"X-Modak-Token": ADMIN, "Content-Type": "application/json"}
+    paths = guarded.app.openapi()["paths"]  # type: ignore[attr-defined]
+    reading = [(way, path) for path, ways in paths.items() for way in ways if "requestBody" in ways[way]]
+    assert len(reading) >= 4
+    for way, path in reading:
+        endless = in_pieces(64 * MOST_BYTES)
+        answer = guarded.request(way, re.sub(r"\{[^}]*\}", "1", path), content=endless, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "api.too_large"), path
+    fits = guarded.post("/api/v1/tables/1/pause", content=in_pieces(MOST_BYTES), headers=headers)
+    assert fits.status_code == 400, "it is read, and it is no JSON"
+
+
+def test_stream_load_takes_bodies_by_its_own_token_and_limit(bare: Callable[..., Context]) -> None:
+    context = bare(MODAK_API_TOKEN=ADMIN, MODAK_LOAD_TOKEN="token-of-loads")
+    large, headers = b" " * (MOST_BYTES + 1), {"X-Modak-Token": "token-of-loads", "X-Modak-Label": "one"}
+    with TestClient(create_app(context, loads(context)), base_url="http://127.0.0.1") as client:
+        assert client.post("/api/load/public.nothing", content=large).status_code == 401
+        answer = client.post("/api/load/public.nothing", content=large, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (404, "catalog.not_registered")
 
 
 def test_what_changes_something_is_refused_to_the_token_that_reads(guarded: TestClient) -> None:
@@ -95,6 +146,34 @@ def test_without_a_token_no_other_name_and_no_other_site_gets_in(bare: Callable[
         crossed = client.post("/api/v1/tables/1/pause", headers={"Sec-Fetch-Site": "cross-site"})
         assert crossed.json()["error"]["code"] == "api.foreign_site"
         assert client.get("/api/v1/overview", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+
+
+def test_an_address_of_this_machine_is_one_for_the_setting_and_for_who_calls_it(bare: Callable[..., Context]) -> None:
+    with listening(bare(MODAK_HTTP_HOST="127.0.0.2"), 0) as where:
+        assert where.startswith("http://127.0.0.2:")
+        assert httpx.get(f"{where}/api/v1/overview").status_code == 200
+        strange = httpx.get(f"{where}/api/v1/overview", headers={"Host": "127.0.0.2.evil.example"})
+        assert strange.json()["error"]["code"] == "api.foreign_host"
+
+
+def test_a_fault_is_an_answer_that_counts_and_carries_the_headers(bare: Callable[..., Context]) -> None:
+    broken = APIRouter()
+
+    @broken.get("/broken")
+    def fail() -> None:
+        raise RuntimeError("a secret of the inside")
+
+    def counted() -> float:
+        labels = {"method": "GET", "route": "/broken", "status": "500"}
+        return metrics.REGISTRY.get_sample_value("modak_http_requests_total", labels) or 0.0
+
+    before = counted()
+    with TestClient(create_app(bare(), [broken]), base_url="http://127.0.0.1") as client:
+        answer = client.get("/broken")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "api.crashed")
+    assert "secret" not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert counted() == before + 1
 
 
 def test_a_table_is_shown_in_full_and_in_the_lists(api: TestClient, events: Events, leader: Leader) -> None:

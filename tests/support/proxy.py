@@ -47,6 +47,11 @@ class FaultProxy:
         """From now on no byte passes in either direction, and no connection is closed."""
         self._hole.set()
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Lead to another server from now on, and reset what is open to the one before."""
+        self._target = (host, port)
+        self.cut()
+
     def heal(self) -> None:
         """Forward again; forget the marker. Bytes that fell into the hole stay lost."""
         with self._lock:

@@ -69,6 +69,9 @@ class CommitTransaction:
     def publish(self, prepared: Prepared) -> None:
         """Make a prepared lake commit (or a new lake table) visible."""
         self.steps.append(lambda conn: moves.publish(conn, prepared))
+        if prepared.snapshot_id != prepared.base_snapshot_id:
+            # Its `snapshot` may be one that was there before.
+            self.tidy_later(made=prepared.snapshot_id)
 
     def unpublish(self, name: LakeName, metadata_location: str) -> None:
         """Take a table out of the lake's catalog."""

@@ -8,13 +8,13 @@ keep other sites in the same browser out.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from modak.console.sessions import COOKIE, Session, Sessions
+from modak.core.loopback import is_called_loopback
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -65,7 +65,7 @@ class Gate:
         """Why a request may not pass; None lets it."""
         if "authorization" in headers or "x-modak-token" in headers:
             return None
-        if not self._tokens and not _is_local(headers.get("host", "")):
+        if not self._tokens and not is_called_loopback(headers.get("host", "")):
             return "This daemon answers only to the names of its own machine."
         if scope["method"] in _SAFE or not (session or _is_browser(headers)):
             return None
@@ -93,17 +93,6 @@ def _cookie(header: str | None) -> str | None:
 
 def _is_browser(headers: dict[str, str]) -> bool:
     return "origin" in headers or "sec-fetch-site" in headers
-
-
-def _is_local(host: str) -> bool:
-    """Whether a Host header names this machine; another site's name that leads here (rebinding) does not."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _locked(send: Send, scope: Scope) -> Send:

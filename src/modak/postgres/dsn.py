@@ -8,6 +8,7 @@ library only, so that it is cheap to import and travels into Spark tasks.
 from __future__ import annotations
 
 import getpass
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
@@ -51,6 +52,7 @@ _JDBC_ONLY = frozenset(
 )
 _TARGETS = {"primary": "read-write", "master": "read-write", "any": "any", "secondary": "standby"}
 _SECRET = frozenset({"sslpassword"})
+_FORM = "Write postgresql://user@host:5432/database."
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,11 @@ class Dsn:
         options.pop("password", None)
         host = options.pop("host", None) or unquote(parts.hostname or "") or "localhost"
         dbname = options.pop("dbname", None) or unquote(parts.path.lstrip("/")) or who
+        asked = options.pop("port", None)
+        _refuse_several(host, asked or "", options.get("hostaddr", ""))
         return cls(
             host,
-            int(options.pop("port", None) or port or 5432),
+            _port(asked) if asked else port or 5432,
             dbname,
             who,
             secret if secret is not None else unquote(parts.password or ""),
@@ -140,17 +144,31 @@ class Dsn:
 
 def _split(url: str) -> tuple[SplitResult, int | None]:
     # The URL may hold a password, so no message quotes it.
-    hint = "Write postgresql://user@host:5432/database."
     try:
+        _refuse_several(urlsplit(url).netloc.rpartition("@")[2])
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError("usage.pg_url", "The Postgres URL cannot be read.", hint=hint) from error
+        raise UsageError("usage.pg_url", "The Postgres URL cannot be read.", hint=_FORM) from error
     if parts.scheme not in ("postgresql", "postgres"):
-        raise UsageError("usage.pg_url", f"{parts.scheme or 'No scheme'!r} is not a Postgres URL.", hint=hint)
-    if "," in parts.netloc:
-        raise UsageError("usage.pg_url", "The Postgres URL names several hosts.", hint="Name the primary only.")
+        raise UsageError("usage.pg_url", f"{parts.scheme or 'No scheme'!r} is not a Postgres URL.", hint=_FORM)
     return parts, port
+
+
+def _refuse_several(*where: str) -> None:
+    # libpq would try one after the other; the JDBC drivers of Spark and Iceberg read the same list otherwise.
+    if any("," in each for each in where):
+        raise UsageError(
+            "usage.pg_url",
+            "The Postgres URL names several hosts.",
+            hint="Give one address that follows the primary: a DNS name, a virtual IP address or a proxy.",
+        )
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
+        raise UsageError("usage.pg_url", "The port of the Postgres URL is not a number.", hint=_FORM)
+    return int(text)
 
 
 def _from_jdbc(given: Mapping[str, str]) -> dict[str, str]:

@@ -54,7 +54,9 @@ WORK = Histogram(
 )
 ERRORS = Counter("modak_errors_total", "Failures, by code.", ["code"], registry=REGISTRY)
 EVENTS = Counter("modak_log_events_total", "Log events, by level.", ["level"], registry=REGISTRY)
-COMMITS = Counter("modak_lake_commits_total", "Lake commits that landed.", ["table", "kind"], registry=REGISTRY)
+COMMITS = Counter(
+    "modak_lake_commits_total", "Lake commits that landed a snapshot.", ["table", "kind"], registry=REGISTRY
+)
 ROWS = Counter("modak_rows_total", "Rows that operations moved.", ["table", "kind"], registry=REGISTRY)
 OPERATIONS = Counter("modak_operations_total", "Operations that ended.", ["table", "kind", "phase"], registry=REGISTRY)
 OPERATION_SECONDS = Counter(
@@ -195,7 +197,8 @@ def _count_operation(op: dict[str, Any]) -> None:
     OPERATIONS.labels(table, kind, phase).inc()
     if phase != "done":
         return
-    COMMITS.labels(table, kind).inc()
+    if op["landed"]:
+        COMMITS.labels(table, kind).inc()
     OPERATION_SECONDS.labels(table, kind).inc(op["seconds"] or 0.0)
     rows = op["counters"].get("rows")
     if isinstance(rows, int | float):

@@ -5,26 +5,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse
 
 from modak import __version__
-from modak.runtime import metrics
-from modak.runtime.tracing import span
 from modak.runtime.web import asking, health, iceberg, stores, tables
+from modak.runtime.web.bodies import Bodies
 from modak.runtime.web.context import API, Context
 from modak.runtime.web.errors import add_handlers
+from modak.runtime.web.measured import Measured
 
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 _DESCRIPTION = """
 Modak keeps the cold half of a Postgres database in an open lake. This is what the command line shows and does, over
 HTTP. Send `Authorization: Bearer <token>`. Errors are `{"error": {"code", "message", "hint"}}`.
@@ -57,18 +49,7 @@ def create_app(context: Context, further: Sequence[APIRouter] = ()) -> FastAPI:
     def document() -> JSONResponse:
         return JSONResponse(app.openapi())
 
-    app.middleware("http")(_measured)
+    # The last one added is the outermost.
+    app.add_middleware(Bodies, guard=context.guard)
+    app.add_middleware(Measured)
     return app
-
-
-async def _measured(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    began = time.monotonic()
-    with span(f"HTTP {request.method}", {"http.request.method": request.method, "url.path": request.url.path}):
-        response = await call_next(request)
-    route: Any = request.scope.get("route")
-    path = str(getattr(route, "path", "unknown"))
-    metrics.REQUESTS.labels(request.method, path, str(response.status_code)).inc()
-    metrics.REQUEST_SECONDS.labels(path).observe(time.monotonic() - began)
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    return response

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from modak.config import HttpSettings
 from modak.core.errors import ModakError
+from modak.core.loopback import is_called_loopback
 
-_LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "testserver"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -113,9 +113,7 @@ def _same(secret: SecretStr | None, given: bytes) -> bool:
 
 
 def _refuse_strangers(request: Request) -> None:
-    host = request.headers.get("host", "").lower()
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if name not in _LOCAL:
+    if not is_called_loopback(request.headers.get("host", "")):
         raise Forbidden(
             "api.foreign_host",
             "Without a token this server answers only to names of this machine.",

@@ -1,7 +1,8 @@
 """Errors over HTTP: `{"error": {"code", "message", "hint"}}` and a status that says whose turn it is.
 
 400 the request is wrong, 401 and 403 about tokens, 404 and 405 about addresses, 409 the state of things does not allow
-it now, 429 too much at once, 503 Postgres or the engine is away, 500 a fault of ours (logged, and not shown).
+it now, 413 its body is too large, 429 too much at once, 503 Postgres or the engine is away, 500 a fault of ours
+(logged, and not shown).
 """
 
 from __future__ import annotations
@@ -80,12 +81,16 @@ def body_of(error: ModakError) -> dict[str, Any]:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every exception that leaves an endpoint becomes an answer."""
+    """Every exception that an endpoint raises on purpose becomes an answer; of others `crashed` makes one."""
     app.add_exception_handler(ModakError, _modak)
     app.add_exception_handler(psycopg.Error, _postgres)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _crashed)
+
+
+async def answer_to(request: Request, error: ModakError | HTTPException) -> JSONResponse:
+    """The answer to a refusal that no endpoint has raised."""
+    return await (_modak if isinstance(error, ModakError) else _http)(request, error)
 
 
 async def _modak(_request: Request, error: Exception) -> JSONResponse:
@@ -111,7 +116,7 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = {404: "api.not_found", 405: "api.method"}.get(error.status_code, "api.refused")
+    code = {404: "api.not_found", 405: "api.method", 413: "api.too_large"}.get(error.status_code, "api.refused")
     return JSONResponse(
         {"error": {"code": code, "message": str(error.detail), "hint": ""}},
         error.status_code,
@@ -119,7 +124,8 @@ async def _http(_request: Request, error: Exception) -> JSONResponse:
     )
 
 
-async def _crashed(request: Request, error: Exception) -> JSONResponse:
+async def crashed(request: Request, error: Exception) -> JSONResponse:
+    """The answer to a failure that nobody foresaw; the log has more."""
     log.error("api.crashed", code="api.crashed", method=request.method, path=request.url.path, exc_info=error)
     return JSONResponse(
         {"error": {"code": "api.crashed", "message": "This is a fault in Modak.", "hint": "The log has the details."}},
