@@ -26,6 +26,13 @@ CALLS = [
     for line in page.read_text().splitlines()
     if re.match(r"\s*(?:[A-Z_]+=\S+ )*modak-(?:worker|console) \S", line)
 ]
+CONSOLE = sorted((ROOT / "src/modak/console/static/js").rglob("*.js"))
+NAMED = [
+    (page.name, words)
+    for page in (ROOT / "deploy/prometheus/alerts.yaml", *CONSOLE)
+    for words in re.findall(r"\bmodak-(?:worker|console)((?: --?[a-z][a-z-]*| [a-z][a-z-]*)+)", page.read_text())
+]
+"""Commands that an alert or a page of the console tells an operator, with the words that follow them."""
 
 
 def test_the_readme_lists_every_command() -> None:
@@ -54,6 +61,22 @@ def test_commands_in_the_documents_exist_with_their_flags(_page: str, line: str)
         command = command.commands[words.pop(0)]
     known = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(("_page", "words"), NAMED)
+def test_commands_that_alerts_and_the_console_name_exist_with_their_flags(_page: str, words: str) -> None:
+    said = words.split()
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[said.pop(0)]
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in said if word.startswith("--")} <= known
+
+
+def test_alerts_and_the_console_do_name_commands() -> None:
+    pages = {page for page, _ in NAMED}
+    assert {"alerts.yaml", "fleet.js", "errors.js", "mirrors.js", "measurements.js"} <= pages
+    assert len(NAMED) >= 14
 
 
 def test_the_documents_name_no_path_of_the_machine_that_they_were_written_on() -> None:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runtime.conftest import bare, events, leader, site
+from modak.runtime.leader import Leader
+from tests.console.looking import served
+from tests.runtime.conftest import bare, events, leader, led, site
+from tests.tables.events import Events
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -44,3 +47,12 @@ def keep() -> Callable[[str], str]:
     SHOTS.mkdir(parents=True, exist_ok=True)
     assert os.access(SHOTS, os.W_OK)
     return lambda name: str(SHOTS / f"{name}.png")
+
+
+@pytest.fixture
+def address(events: Events, leader: Leader) -> Iterator[str]:
+    """A console over a table that has been tiered."""
+    events.register()
+    events.tier(leader)
+    with served(led(events.site)) as found:
+        yield found

@@ -19,7 +19,7 @@ from modak.runtime.stores import serving
 from modak.runtime.web.context import Context
 from modak.storage.objects import Objects
 from modak.tables.site import Site
-from tests.console.test_pages import opened, served, visit
+from tests.console.looking import opened, served, visit
 from tests.entities.world import INVOICE, World
 from tests.measurements.support import Inside, fill
 from tests.mirror.things import Things

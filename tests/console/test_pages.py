@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
 from modak.catalog import operators
-from modak.console.app import Console
 from modak.core.errors import ModakError
 from modak.runtime import working
-from modak.runtime.leader import Leader
 from modak.runtime.pulse import Pulse
 from modak.runtime.web.context import Context
-from modak.runtime.web.server import listening
+from tests.console.looking import opened, served, visit
 from tests.runtime.conftest import ADMIN, led
 from tests.tables.events import Events
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 PAGES = ("fleet", "table/1", "sql", "mirrors", "operations", "measurements", "entities", "errors")
-PATIENCE = 60_000
-
-
-@contextmanager
-def served(context: Context) -> Iterator[str]:
-    console = Console(context.guard, context.site.settings)
-    with listening(context, 0, console.routers(), gate=console.gate) as address:
-        yield address
-
-
-@contextmanager
-def opened(browser: Browser, theme: str = "light") -> Iterator[tuple[Page, list[str]]]:
-    """A page of a new person, and everything that its console complained about."""
-    wrong: list[str] = []
-    with browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 900}) as person:  # type: ignore[arg-type]
-        page = person.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        yield page, wrong
-
-
-def visit(page: Page, address: str, name: str) -> None:
-    page.goto(f"{address}/#/{name}")
-    page.wait_for_selector("main[aria-busy=false] h1")
-
-
-@pytest.fixture
-def address(events: Events, leader: Leader) -> Iterator[str]:
-    """A console over a table that has been tiered, corrected, and has failed once."""
-    events.register()
-    events.tier(leader)
-    with served(led(events.site)) as found:
-        yield found
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -54,7 +54,8 @@ _PAGE: LiteralString = """
     LEFT JOIN modak.lake_stats l USING (table_id)
     LEFT JOIN modak.mirror_health m USING (table_id)
     LEFT JOIN LATERAL (
-        SELECT sum(k.relpages::bigint) * current_setting('block_size')::bigint AS heap_bytes,
+        -- ANALYZE gives a partitioned table itself the size -1.
+        SELECT sum(greatest(k.relpages, 0)::bigint) * current_setting('block_size')::bigint AS heap_bytes,
             sum(greatest(k.reltuples, 0))::bigint AS heap_rows,
             (SELECT min(x.lower_bound) FROM modak.partitions x WHERE x.table_id = p.table_id) AS lower_bound,
             (SELECT max(x.upper_bound) FROM modak.partitions x WHERE x.table_id = p.table_id) AS upper_bound,

@@ -75,7 +75,7 @@ class Family(Branch):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Run a command line; ends in SystemExit with 0, 1, 2 or 130."""
         given = list(sys.argv[1:] if args is None else args)
-        extra |= {"standalone_mode": False, "prog_name": PROGRAM}
+        extra = {"prog_name": PROGRAM} | extra | {"standalone_mode": False}
         errors.set_debug(False)
         try:
             result = super().main(with_default(given), **extra)

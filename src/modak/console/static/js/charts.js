@@ -1,7 +1,7 @@
 // Charts as SVG drawn here: each has a sentence for those who cannot see it, and no colour carries meaning alone.
 
 import { s, h } from "./dom.js";
-import { bytes, count, seconds } from "./format.js";
+import { bytes, count, many, seconds } from "./format.js";
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
@@ -27,7 +27,7 @@ export function axisOf(partitions, cut, floor, words) {
   const look = { hot: "heap", sealing: "heap", tiering: "heap", tiered: "both", dropped: "lake" };
   const ends = [placed.find((part) => Number(part.lower) === low), placed.find((part) => Number(part.upper) === high)];
   const from = ends[0].lower_text ?? low, to = ends[1].upper_text ?? high;
-  const said = `${placed.length} partitions from ${from} to ${to}; ` + Object.entries(tally(placed)).map(([state, n]) => `${n} ${state}`).join(", ");
+  const said = `${many(placed.length, "partition")} from ${from} to ${to}; ` + Object.entries(tally(placed)).map(([state, n]) => `${n} ${state}`).join(", ");
   const expired = (part) => floor !== null && floor !== undefined && Number(part.upper) <= Number(floor);
   return h("figure", { class: "axis" },
     s("svg", { viewBox: "0 0 1000 64", role: "img", "aria-label": said, width: "100%", height: 64, preserveAspectRatio: "none" },
@@ -97,7 +97,7 @@ export function timeline(snapshots, pins) {
   if (!snapshots.length) return h("p", { class: "empty" }, "No snapshot yet.");
   const from = Math.min(...moments), until = Math.max(...moments);
   const x = (when) => 10 + ((when - from) / Math.max(1, until - from)) * 500;
-  const words = `${snapshots.length} snapshots since ${new Date(from).toISOString()}, ${pins.length} pins`;
+  const words = `${many(snapshots.length, "snapshot")} since ${new Date(from).toISOString()}, ${many(pins.length, "pin")}`;
   return h("figure", { class: "axis" },
     s("svg", { class: "chart", viewBox: "0 0 520 90", role: "img", "aria-label": words, width: "100%" },
       s("line", { class: "axis", x1: 10, x2: 510, y1: 40, y2: 40 }),
