@@ -14,63 +14,29 @@ import pytest
 from modak.core.errors import Refused, UsageError
 from modak.runtime.leader import Leader
 from modak.tables.fold.run import fold
-from modak.tables.ingest.run import IngestReport, Request, ingest
+from modak.tables.ingest.run import Request, ingest
 from modak.tables.site import Site
+from tests.ingest.history import BASE, Rows, lake, parquet, take
 from tests.tables.events import Events
 from tests.tables.readers import by_duckdb, by_pyiceberg, by_spark, duckdb_rows
-
-Rows = list[tuple[int, int, str]]
-
-
-def _parquet(path: Path, rows: Rows, **more: Any) -> str:
-    columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
-    table = pa.table(
-        {"id": pa.array(columns[0], pa.int64()), "ts": pa.array(columns[1], pa.int64()), "body": list(columns[2])}
-    )
-    for name, values in more.items():
-        table = table.append_column(name, values)
-    pq.write_table(table, path)
-    return str(path)
-
-
-def _take(site: Site, events: Events, *given: str, kind: Any = "parquet", **more: Any) -> IngestReport:
-    stdin = more.pop("stdin", None)
-    return ingest(site, Request(events.name, given, kind, **more), stdin=stdin)
-
-
-@pytest.fixture
-def cold(site: Site, events: Events, leader: Leader) -> Events:
-    """Rows 0…199 in the lake and out of the heap, T = 200."""
-    events.register()
-    events.tier(leader)
-    return events
-
-
-def _lake(events: Events) -> set[Any]:
-    rows = events.lake()
-    assert len(rows) == len(set(rows))
-    return set(rows)
-
-
-BASE = {(i, i, f"row {i}") for i in range(200)}
 
 
 def test_two_files_of_new_keys_come_in_as_they_are_in_one_commit(site: Site, cold: Events, tmp_path: Path) -> None:
     before = cold.snapshots()
-    one = _parquet(tmp_path / "a.parquet", [(1000, 10, "a"), (1001, 11, "b")])
-    two = _parquet(tmp_path / "b.parquet", [(1002, 150, "c")])
-    report = _take(site, cold, one, two)
+    one = parquet(tmp_path / "a.parquet", [(1000, 10, "a"), (1001, 11, "b")])
+    two = parquet(tmp_path / "b.parquet", [(1002, 150, "c")])
+    report = take(site, cold, one, two)
     assert (report.rows, report.adopted_files, report.written_files, report.replaced) == (3, 2, 0, 0)
     assert cold.snapshots() == before + 1
-    assert _lake(cold) == BASE | {(1000, 10, "a"), (1001, 11, "b"), (1002, 150, "c")}
+    assert lake(cold) == BASE | {(1000, 10, "a"), (1001, 11, "b"), (1002, 150, "c")}
     assert Path(one).exists(), "the user's file stays his"
 
 
 def test_adopted_files_read_the_same_everywhere_and_are_the_tables_own(
     site: Site, cold: Events, tmp_path: Path
 ) -> None:
-    path = _parquet(tmp_path / "a.parquet", [(1000, 10, "a")])
-    _take(site, cold, path)
+    path = parquet(tmp_path / "a.parquet", [(1000, 10, "a")])
+    take(site, cold, path)
     Path(path).unlink()
     line = site.reader.state(cold.name).cutline
     rows = {tuple(row.values()) for row in duckdb_rows(line.metadata_location)}
@@ -94,20 +60,20 @@ SWAPPED = {(1000, 10, "a"), (1001, 11, None), (5, 5, "five")}
 def test_a_file_with_its_columns_in_another_order_is_adopted_and_read_right(
     site: Site, cold: Events, tmp_path: Path
 ) -> None:
-    report = _take(site, cold, _swapped(tmp_path / "a.parquet"))
+    report = take(site, cold, _swapped(tmp_path / "a.parquet"))
     assert (report.adopted_files, report.written_files, report.replaced) == (1, 0, 1)
     for read in (by_duckdb, by_pyiceberg):
         rows = [(row["id"], row["ts"], row["body"]) for row in read(site, cold.name)]
         assert (len(rows), set(rows)) == (202, BASE - {(5, 5, "row 5")} | SWAPPED), read.__name__
     found = [(row["id"], row["ts"], row["body"]) for row in by_duckdb(site, cold.name, "ts = 11 AND id > 200")]
     assert found == [(1001, 11, None)], "bounds belong to their columns too"
-    assert _take(site, cold, _parquet(tmp_path / "b.parquet", [(1000, 10, "again")])).replaced == 1
-    assert _lake(cold) == BASE - {(5, 5, "row 5")} | SWAPPED - {(1000, 10, "a")} | {(1000, 10, "again")}
+    assert take(site, cold, parquet(tmp_path / "b.parquet", [(1000, 10, "again")])).replaced == 1
+    assert lake(cold) == BASE - {(5, 5, "row 5")} | SWAPPED - {(1000, 10, "a")} | {(1000, 10, "again")}
 
 
 @pytest.mark.spark
 def test_spark_reads_a_file_with_its_columns_in_another_order_right(site: Site, cold: Events, tmp_path: Path) -> None:
-    _take(site, cold, _swapped(tmp_path / "a.parquet"))
+    take(site, cold, _swapped(tmp_path / "a.parquet"))
     rows = [(row["id"], row["ts"], row["body"]) for row in by_spark(site, cold.name)]
     assert (len(rows), set(rows)) == (202, BASE - {(5, 5, "row 5")} | SWAPPED)
     found = [(row["id"], row["ts"], row["body"]) for row in by_spark(site, cold.name, "ts = 11 AND id > 200")]
@@ -119,34 +85,34 @@ def test_a_file_without_statistics_needs_rewrite(site: Site, cold: Events, tmp_p
     table = pa.table({"id": pa.array([1000], pa.int64()), "ts": pa.array([10], pa.int64()), "body": ["a"]})
     pq.write_table(table, path, write_statistics=False)
     with pytest.raises(Refused) as refused:
-        _take(site, cold, path)
+        take(site, cold, path)
     assert "cannot be adopted as it is" in str(refused.value)
     assert "its footer has no statistics of the tier key" in str(refused.value)
     assert "its footer does not prove that column id is never NULL" in str(refused.value)
-    assert _lake(cold) == BASE
-    assert _take(site, cold, path, rewrite=True).written_files == 1
-    assert _lake(cold) == BASE | {(1000, 10, "a")}
+    assert lake(cold) == BASE
+    assert take(site, cold, path, rewrite=True).written_files == 1
+    assert lake(cold) == BASE | {(1000, 10, "a")}
 
 
 def test_keys_of_the_lake_are_replaced(site: Site, cold: Events, tmp_path: Path) -> None:
-    report = _take(site, cold, _parquet(tmp_path / "a.parquet", [(5, 5, "five"), (6, 6, "six"), (1000, 7, "new")]))
+    report = take(site, cold, parquet(tmp_path / "a.parquet", [(5, 5, "five"), (6, 6, "six"), (1000, 7, "new")]))
     assert (report.rows, report.replaced) == (3, 2)
-    assert _lake(cold) == (BASE - {(5, 5, "row 5"), (6, 6, "row 6")}) | {
+    assert lake(cold) == (BASE - {(5, 5, "row 5"), (6, 6, "row 6")}) | {
         (5, 5, "five"),
         (6, 6, "six"),
         (1000, 7, "new"),
     }
-    again = _take(site, cold, _parquet(tmp_path / "b.parquet", [(5, 5, "FIVE")]))
+    again = take(site, cold, parquet(tmp_path / "b.parquet", [(5, 5, "FIVE")]))
     assert again.replaced == 1
-    assert (5, 5, "FIVE") in _lake(cold)
+    assert (5, 5, "FIVE") in lake(cold)
 
 
 def test_the_same_input_again_changes_nothing(site: Site, cold: Events, tmp_path: Path) -> None:
-    path = _parquet(tmp_path / "a.parquet", [(5, 5, "five"), (1000, 10, "a")])
-    _take(site, cold, path)
+    path = parquet(tmp_path / "a.parquet", [(5, 5, "five"), (1000, 10, "a")])
+    take(site, cold, path)
     cold.sql('SELECT modak_upsert(\'public.events\', \'{"id": 5, "ts": 5, "body": "later"}\')')
     before, rows = cold.snapshots(), cold.cold()
-    report = _take(site, cold, path)
+    report = take(site, cold, path)
     assert (len(report.plan.known), report.rows) == (1, 0)
     assert (cold.snapshots(), cold.cold()) == (before, rows)
 
@@ -154,13 +120,13 @@ def test_the_same_input_again_changes_nothing(site: Site, cold: Events, tmp_path
 def test_an_earlier_standard_input_again_changes_nothing(site: Site, cold: Events) -> None:
     first, second = b'{"id": 5, "ts": 5, "body": "first"}\n', b'{"id": 5, "ts": 5, "body": "second"}\n'
     for body in (first, second):
-        assert _take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).rows == 1
+        assert take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).rows == 1
     before = cold.snapshots()
     for body in (first, second):
-        report = _take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body))
+        report = take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body))
         assert (len(report.plan.known), report.rows) == (1, 0)
     assert cold.snapshots() == before
-    assert (5, 5, "second") in _lake(cold)
+    assert (5, 5, "second") in lake(cold)
 
 
 @pytest.mark.parametrize(
@@ -174,18 +140,34 @@ def test_one_row_outside_refuses_the_whole_input(
     site: Site, cold: Events, tmp_path: Path, rows: Rows, says: str
 ) -> None:
     before = cold.snapshots()
-    good = _parquet(tmp_path / "good.parquet", [(1000, 10, "a")])
-    bad = _parquet(tmp_path / "bad.parquet", rows)
+    good = parquet(tmp_path / "good.parquet", [(1000, 10, "a")])
+    bad = parquet(tmp_path / "bad.parquet", rows)
     with pytest.raises(Refused, match=says) as refused:
-        _take(site, cold, good, bad)
+        take(site, cold, good, bad)
     assert "bad.parquet" in str(refused.value)
-    assert (cold.snapshots(), _lake(cold)) == (before, BASE)
+    assert (cold.snapshots(), lake(cold)) == (before, BASE)
+
+
+def test_a_long_list_of_reasons_ends_with_how_many_more_there_are(site: Site, cold: Events, tmp_path: Path) -> None:
+    files = [parquet(tmp_path / f"{at:02d}.parquet", [(at, 900, "hot")]) for at in range(23)]
+    with pytest.raises(Refused) as refused:
+        take(site, cold, *files)
+    lines = refused.value.message.splitlines()
+    assert [f"{at:02d}.parquet: tier key 900" in line for at, line in enumerate(lines[1:-1])] == [True] * 20
+    assert lines[-1].strip() == "… and 3 more"
+
+
+def test_constraints_other_than_the_primary_key_are_not_looked_at(site: Site, cold: Events, tmp_path: Path) -> None:
+    cold.sql("ALTER TABLE public.events ADD CHECK (length(body) < 20), ALTER body SET NOT NULL")
+    rows: list[Any] = [(1000, 10, "x" * 30), (1001, 11, None)]
+    take(site, cold, parquet(tmp_path / "a.parquet", rows))
+    assert set(rows) <= lake(cold)
 
 
 def test_rows_below_the_retention_line_are_refused(site: Site, cold: Events, tmp_path: Path) -> None:
     cold.sql("UPDATE modak.cutline SET retention_line = 100")
     with pytest.raises(Refused, match="below the retention line 100"):
-        _take(site, cold, _parquet(tmp_path / "a.parquet", [(1, 50, "old")]))
+        take(site, cold, parquet(tmp_path / "a.parquet", [(1, 50, "old")]))
 
 
 def test_rows_of_a_leaf_that_the_heap_still_has_are_refused(
@@ -197,17 +179,17 @@ def test_rows_of_a_leaf_that_the_heap_still_has_are_refused(
     pins.begin(site.dsn, events.name)
     events.tier(leader)
     with pytest.raises(Refused, match="partition that the heap still has"):
-        _take(site, events, _parquet(tmp_path / "a.parquet", [(1000, 50, "x")]))
+        take(site, events, parquet(tmp_path / "a.parquet", [(1000, 50, "x")]))
 
 
 def test_extra_mistyped_and_missing_columns_are_named(site: Site, cold: Events, tmp_path: Path) -> None:
-    extra = _parquet(tmp_path / "extra.parquet", [(1, 1, "x")], colour=pa.array(["red"]), size=pa.array([1]))
+    extra = parquet(tmp_path / "extra.parquet", [(1, 1, "x")], colour=pa.array(["red"]), size=pa.array([1]))
     mistyped = str(tmp_path / "mistyped.parquet")
     pq.write_table(pa.table({"id": ["one"], "ts": pa.array([1], pa.int64()), "body": ["x"]}), mistyped)
     lacking = str(tmp_path / "lacking.parquet")
     pq.write_table(pa.table({"ts": pa.array([1], pa.int64())}), lacking)
     with pytest.raises(Refused) as refused:
-        _take(site, cold, extra, mistyped, lacking)
+        take(site, cold, extra, mistyped, lacking)
     text = str(refused.value)
     assert "extra.parquet: has columns that the table lacks: colour, size" in text
     assert "column id is string, the table's is long" in text
@@ -217,17 +199,17 @@ def test_extra_mistyped_and_missing_columns_are_named(site: Site, cold: Events, 
 def test_missing_optional_columns_are_allowed(site: Site, cold: Events, tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"id": pa.array([1000], pa.int64()), "ts": pa.array([10], pa.int64())}), path)
-    assert _take(site, cold, path).adopted_files == 1
-    assert (1000, 10, None) in _lake(cold)
+    assert take(site, cold, path).adopted_files == 1
+    assert (1000, 10, None) in lake(cold)
 
 
 def test_a_file_that_spans_bands_needs_rewrite_and_is_split(site: Site, cold: Events, tmp_path: Path) -> None:
-    path = _parquet(tmp_path / "wide.parquet", [(1000, 10, "a"), (1001, 150, "b")])
+    path = parquet(tmp_path / "wide.parquet", [(1000, 10, "a"), (1001, 150, "b")])
     with pytest.raises(Refused, match="spans partition bands"):
-        _take(site, cold, path)
-    report = _take(site, cold, path, rewrite=True)
+        take(site, cold, path)
+    report = take(site, cold, path, rewrite=True)
     assert (report.adopted_files, report.written_files) == (0, 2)
-    assert {(1000, 10, "a"), (1001, 150, "b")} <= _lake(cold)
+    assert {(1000, 10, "a"), (1001, 150, "b")} <= lake(cold)
 
 
 def test_another_type_that_can_be_cast_needs_rewrite(site: Site, cold: Events, tmp_path: Path) -> None:
@@ -236,9 +218,9 @@ def test_another_type_that_can_be_cast_needs_rewrite(site: Site, cold: Events, t
         pa.table({"id": pa.array([1000], pa.int32()), "ts": pa.array([10], pa.int32()), "body": ["a"]}), path
     )
     with pytest.raises(Refused, match="column id is int32, the table's is long"):
-        _take(site, cold, path)
-    _take(site, cold, path, rewrite=True)
-    assert (1000, 10, "a") in _lake(cold)
+        take(site, cold, path)
+    take(site, cold, path, rewrite=True)
+    assert (1000, 10, "a") in lake(cold)
 
 
 @pytest.mark.spark
@@ -257,7 +239,7 @@ def test_many_rows_are_scanned_and_rewritten_by_spark_and_progress_is_told(
 
     monkeypatch.setattr("modak.spark.distribute.distribute", counted)
     rows = [[(1000 + 2 * at, 10 + at, "a"), (1001 + 2 * at, 150 + at, "b")] for at in range(3)]
-    files = [_parquet(tmp_path / f"{at}.parquet", some) for at, some in enumerate(rows)]
+    files = [parquet(tmp_path / f"{at}.parquet", some) for at, some in enumerate(rows)]
     told: list[tuple[str, int, int]] = []
     report = ingest(
         site,
@@ -267,17 +249,17 @@ def test_many_rows_are_scanned_and_rewritten_by_spark_and_progress_is_told(
     assert (report.rows, report.adopted_files, report.written_files) == (6, 0, 6)
     assert sent == [3, 3]
     assert {step for step, done, all_ in told if done == all_ == 3} == {"keys", "rows"}
-    assert _lake(cold) == BASE | {row for some in rows for row in some}
+    assert lake(cold) == BASE | {row for some in rows for row in some}
 
 
 def test_of_two_rows_with_one_key_the_later_wins(site: Site, cold: Events, tmp_path: Path) -> None:
-    one = _parquet(tmp_path / "a.parquet", [(1000, 10, "first"), (1001, 11, "x"), (1000, 10, "second")])
-    two = _parquet(tmp_path / "b.parquet", [(1001, 11, "third")])
+    one = parquet(tmp_path / "a.parquet", [(1000, 10, "first"), (1001, 11, "x"), (1000, 10, "second")])
+    two = parquet(tmp_path / "b.parquet", [(1001, 11, "third")])
     with pytest.raises(Refused, match=r"a.parquet, row 1: 2 rows have a key that comes again later"):
-        _take(site, cold, one, two)
-    report = _take(site, cold, one, two, rewrite=True)
+        take(site, cold, one, two)
+    report = take(site, cold, one, two, rewrite=True)
     assert report.left_out == 2
-    assert {(1000, 10, "second"), (1001, 11, "third")} == _lake(cold) - BASE
+    assert {(1000, 10, "second"), (1001, 11, "third")} == lake(cold) - BASE
 
 
 def test_older_corrections_give_way_and_newer_ones_win(
@@ -285,73 +267,55 @@ def test_older_corrections_give_way_and_newer_ones_win(
 ) -> None:
     cold.sql('SELECT modak_upsert(\'public.events\', \'{"id": 5, "ts": 5, "body": "older"}\')')
     cold.sql("SELECT modak_delete('public.events', '7', 7::bigint)")
-    report = _take(site, cold, _parquet(tmp_path / "a.parquet", [(5, 5, "ingested"), (6, 6, "six"), (7, 7, "back")]))
+    report = take(site, cold, parquet(tmp_path / "a.parquet", [(5, 5, "ingested"), (6, 6, "six"), (7, 7, "back")]))
     assert report.corrections == 2
     assert {(5, 5, "ingested"), (7, 7, "back")} <= cold.cold()
     cold.sql('SELECT modak_upsert(\'public.events\', \'{"id": 6, "ts": 6, "body": "newer"}\')')
     assert (6, 6, "newer") in cold.cold()
     fold(site, leader.epoch, cold.name)
-    assert {(5, 5, "ingested"), (6, 6, "newer"), (7, 7, "back")} <= _lake(cold)
-
-
-def test_a_correction_made_while_an_ingest_runs_wins_and_is_not_folded_before(
-    site: Site, cold: Events, leader: Leader, tmp_path: Path
-) -> None:
-    from modak.core import faults
-
-    def meanwhile(point: str) -> None:
-        if point == "landing.before_prepare":
-            faults.watch(None)
-            cold.sql('SELECT modak_upsert(\'public.events\', \'{"id": 6, "ts": 6, "body": "newer"}\')')
-            assert fold(site, leader.epoch, cold.name).blocked == "an ingest is under way"
-
-    faults.watch(meanwhile)
-    _take(site, cold, _parquet(tmp_path / "a.parquet", [(6, 6, "six")]))
-    assert (6, 6, "newer") in cold.cold()
-    fold(site, leader.epoch, cold.name)
-    assert (6, 6, "newer") in _lake(cold)
+    assert {(5, 5, "ingested"), (6, 6, "newer"), (7, 7, "back")} <= lake(cold)
 
 
 def test_json_lines_come_in_with_postgres_own_types(site: Site, cold: Events, tmp_path: Path) -> None:
     lines = [{"id": 1000, "ts": 10, "body": 'ü "q"'}, {"id": 1001, "ts": 150}, {"id": 5, "ts": 5, "body": "five"}]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    report = _take(site, cold, str(path), kind="jsonl")
+    report = take(site, cold, str(path), kind="jsonl")
     assert (report.rows, report.replaced) == (3, 1)
-    assert {(1000, 10, 'ü "q"'), (1001, 150, None), (5, 5, "five")} <= _lake(cold)
+    assert {(1000, 10, 'ü "q"'), (1001, 150, None), (5, 5, "five")} <= lake(cold)
 
 
 def test_bad_lines_are_listed_with_their_numbers(site: Site, cold: Events, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 1, "ts": 10}\nnonsense\n{"id": "x", "ts": 10}\n{"id": 3, "ts": 900}\n{"id": 4}\n')
     with pytest.raises(Refused) as refused:
-        _take(site, cold, str(path), kind="jsonl")
+        take(site, cold, str(path), kind="jsonl")
     text = str(refused.value)
     assert "row 2: is not a JSON object" in text
     assert "row 3: column id: 'x' is no long" in text
-    assert _lake(cold) == BASE
+    assert lake(cold) == BASE
 
 
 def test_standard_input_folders_and_patterns_name_sources(site: Site, cold: Events, tmp_path: Path) -> None:
     body = b'{"id": 1000, "ts": 10, "body": "piped"}\n'
-    assert _take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).rows == 1
-    assert len(_take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).plan.known) == 1
+    assert take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).rows == 1
+    assert len(take(site, cold, "-", kind="jsonl", stdin=io.BytesIO(body)).plan.known) == 1
     folder = tmp_path / "history"
     folder.mkdir()
     for number in range(3):
-        _parquet(folder / f"part-{number}.parquet", [(2000 + number, 20 + number, "x")])
-    assert _take(site, cold, str(folder / "part-[01].parquet")).rows == 2
-    assert _take(site, cold, str(folder)).rows == 1
+        parquet(folder / f"part-{number}.parquet", [(2000 + number, 20 + number, "x")])
+    assert take(site, cold, str(folder / "part-[01].parquet")).rows == 2
+    assert take(site, cold, str(folder)).rows == 1
     with pytest.raises(UsageError, match="belongs to the lake"):
-        _take(site, cold, str(tmp_path))
+        take(site, cold, str(tmp_path))
     with pytest.raises(UsageError, match="There is no parquet file"):
-        _take(site, cold, str(tmp_path / "none-*.parquet"))
+        take(site, cold, str(tmp_path / "none-*.parquet"))
 
 
 def test_a_dry_run_tells_the_plan_and_changes_nothing(site: Site, cold: Events, tmp_path: Path) -> None:
     before = cold.snapshots()
-    path = _parquet(tmp_path / "a.parquet", [(1000, 10, "a")])
-    report = _take(site, cold, path, dry_run=True)
+    path = parquet(tmp_path / "a.parquet", [(1000, 10, "a")])
+    report = take(site, cold, path, dry_run=True)
     assert [facts.source.shown for facts in report.plan.adopt] == [path]
     assert (cold.snapshots(), cold.sql("SELECT count(*) FROM modak.op_log WHERE kind = 'ingest'")) == (before, [(0,)])
 
@@ -362,28 +326,28 @@ def test_a_dry_run_looks_through_json_lines(site: Site, cold: Events, tmp_path: 
     bad.write_text('{"id": 1, "ts": 10}\nnonsense\n{"id": "x", "ts": 10}\n{"id": 3, "ts": 900}\n')
     before = cold.snapshots()
     with pytest.raises(Refused) as refused:
-        _take(site, cold, str(good), str(bad), kind="jsonl", dry_run=True)
+        take(site, cold, str(good), str(bad), kind="jsonl", dry_run=True)
     text = str(refused.value)
     assert "row 2: is not a JSON object" in text
     assert "row 3: column id: 'x' is no long" in text
     assert "row 4: tier key 900 is not below the cut-line 200" in text
     assert "good.jsonl" not in text
-    report = _take(site, cold, str(good), kind="jsonl", dry_run=True)
+    report = take(site, cold, str(good), kind="jsonl", dry_run=True)
     assert [facts.source.shown for facts in report.plan.rewrite] == [str(good)]
     assert (cold.snapshots(), cold.sql("SELECT count(*) FROM modak.op_log WHERE kind = 'ingest'")) == (before, [(0,)])
-    assert _lake(cold) == BASE
+    assert lake(cold) == BASE
 
 
 def test_columns_dropped_and_added_again_show_nothing_of_an_adopted_file(
     site: Site, cold: Events, leader: Leader, tmp_path: Path
 ) -> None:
-    _take(site, cold, _parquet(tmp_path / "a.parquet", [(1000, 10, "old value")]))
+    take(site, cold, parquet(tmp_path / "a.parquet", [(1000, 10, "old value")]))
     cold.sql("ALTER TABLE public.events DROP COLUMN body")
     cold.sql("ALTER TABLE public.events ADD COLUMN body text")
-    path = _parquet(tmp_path / "b.parquet", [(1001, 11, "new value")])
+    path = parquet(tmp_path / "b.parquet", [(1001, 11, "new value")])
     with pytest.raises(Refused, match="column body has meant another column before"):
-        _take(site, cold, path)
-    _take(site, cold, path, rewrite=True)
+        take(site, cold, path)
+    take(site, cold, path, rewrite=True)
     line = site.reader.state(cold.name).cutline
     rows = {row["id"]: row["body"] for row in duckdb_rows(line.metadata_location) if row["id"] >= 1000}
     assert rows == {1000: None, 1001: "new value"}
@@ -395,7 +359,7 @@ def test_ingest_is_for_cold_tables_only(site: Site, events: Events, leader: Lead
     events.register()
     events.sql("UPDATE modak.tables SET keep_heap = true")
     with pytest.raises(Refused, match="keeps its rows in the heap"):
-        _take(site, events, _parquet(tmp_path / "a.parquet", [(1, 1, "x")]))
+        take(site, events, parquet(tmp_path / "a.parquet", [(1, 1, "x")]))
 
 
 def test_where_bounds_exclude_every_key_no_file_of_the_lake_is_read(
@@ -405,9 +369,9 @@ def test_where_bounds_exclude_every_key_no_file_of_the_lake_is_read(
         raise AssertionError("a file was read")
 
     monkeypatch.setattr("modak.tables.ingest.commit.Landing._look_up", never)
-    assert _take(site, cold, _parquet(tmp_path / "a.parquet", [(1, -50, "far"), (2, -49, "far")])).rows == 2
+    assert take(site, cold, parquet(tmp_path / "a.parquet", [(1, -50, "far"), (2, -49, "far")])).rows == 2
     with pytest.raises(AssertionError, match="a file was read"):
-        _take(site, cold, _parquet(tmp_path / "b.parquet", [(1, 50, "near")]))
+        take(site, cold, parquet(tmp_path / "b.parquet", [(1, 50, "near")]))
 
 
 def test_mirrored_tables_take_history_only_with_heap_retention(site: Site, events: Events) -> None:
@@ -438,17 +402,17 @@ def test_the_command_tells_what_it_did(site: Site, cold: Events, tmp_path: Path)
     def call(*args: str, piped: bytes | None = None) -> Any:
         return CliRunner(env=environ).invoke(app, ["ingest", "--table", "public.events", *args], input=piped)
 
-    path = _parquet(tmp_path / "a.parquet", [(5, 5, "five"), (1000, 10, "a")])
+    path = parquet(tmp_path / "a.parquet", [(5, 5, "five"), (1000, 10, "a")])
     planned = call("--file", path, "--dry-run")
     assert (planned.exit_code, "would be adopted: 2 rows" in planned.stdout) == (0, True), planned.output
     done = call("--file", path)
     assert "ingested public.events: 2 rows" in done.stdout
     assert "1 file adopted, 0 written; 1 row of the lake replaced" in done.stdout
     assert "1 of the files are in the lake already" in call("--file", path).stdout
-    refused = call("--file", _parquet(tmp_path / "b.parquet", [(1, 900, "hot")]))
+    refused = call("--file", parquet(tmp_path / "b.parquet", [(1, 900, "hot")]))
     assert refused.exit_code == 1
     assert "b.parquet: tier key 900 is not below the cut-line 200" in refused.stderr
-    parts = [_parquet(tmp_path / f"part-{at}.parquet", [(2000 + at, 20 + at, "part")]) for at in range(2)]
+    parts = [parquet(tmp_path / f"part-{at}.parquet", [(2000 + at, 20 + at, "part")]) for at in range(2)]
     told = call("--file", *parts)
     assert "reading keys: 2 of 2" in told.stderr
     assert "adopting files: 2 of 2" in told.stderr
@@ -456,9 +420,9 @@ def test_the_command_tells_what_it_did(site: Site, cold: Events, tmp_path: Path)
     lines = b'{"id": 3000, "ts": 30, "body": "piped"}\n{"id": 3001, "ts": 31, "body": "piped"}\n'
     assert "ingested public.events: 2 rows" in call("--jsonl", "-", piped=lines).stdout
     assert "Nothing to take in" in call("--jsonl", "-", piped=lines).stdout
-    whole = Path(_parquet(tmp_path / "c.parquet", [(3002, 32, "piped")])).read_bytes()
+    whole = Path(parquet(tmp_path / "c.parquet", [(3002, 32, "piped")])).read_bytes()
     piped = call("--file", "-", piped=whole)
     assert "1 file adopted, 0 written" in piped.stdout, piped.stderr
     wrong = call("--jsonl", "-", piped=b"nonsense\n")
     assert (wrong.exit_code, "row 1: is not a JSON object" in wrong.stderr) == (1, True)
-    assert {row for row in _lake(cold) if row[0] >= 3000} == {(3000 + at, 30 + at, "piped") for at in range(3)}
+    assert {row for row in lake(cold) if row[0] >= 3000} == {(3000 + at, 30 + at, "piped") for at in range(3)}

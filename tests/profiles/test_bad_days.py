@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,13 @@ from modak.storage.access import Key
 from modak.storage.retry import LONGEST_PAUSE, TRIES, patiently, pause
 from modak.storage.store import Store
 from modak.tables.fold.run import fold
+from modak.tables.load.adopt import adopt
+from modak.tables.load.run import LoadRequest, load
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
 from modak.tables.tiering.run import tier
+from tests.ingest.history import parquet, take
 from tests.profiles.conftest import credentials
 from tests.s3_fixtures import S3Server
 from tests.support.store_proxy import FAULTS, StoreProxy
@@ -80,6 +85,47 @@ def test_files_go_up_and_come_down_whole_through_each_kind_of_trouble(
         store = Store.of(root, props)
         assert len({entry.uri for entry in store.list()}) == 8
         assert proxy.broken[fault]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_of_several_parts_goes_up_and_across_whole_through_each_kind_of_trouble(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(remote, "_PART", 5 << 20)
+    data = random.Random(1).randbytes(11 << 20)
+    (tmp_path / "up").write_bytes(data)
+    with StoreProxy(s3_server.endpoint, seed=1, rate=0.4, faults=(fault,)) as proxy:
+        props = {**s3_server.props, "s3.endpoint": proxy.endpoint}
+        here, there = (f"s3://{s3_server.new_bucket()}/r" for _ in range(2))
+        access.use([Key(here, props), Key(there, props)])
+        assert remote.upload(tmp_path / "up", f"{here}/a") == len(data)
+        version = remote.identity(f"{here}/a")[1]
+        assert version.strip('"').endswith("-3"), "in three parts"
+        remote.copy(f"{here}/a", f"{there}/a", version)
+        for uri in (f"{here}/a", f"{there}/a"):
+            remote.fetch(uri, tmp_path / "down")
+            assert (tmp_path / "down").read_bytes() == data
+        assert proxy.broken[fault]
+
+
+def test_the_last_word_of_an_upload_in_parts_may_get_lost(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_PART", 5 << 20)
+    data = random.Random(1).randbytes(11 << 20)
+    (tmp_path / "up").write_bytes(data)
+    last = "POST .*uploadId="
+    with StoreProxy(s3_server.endpoint, seed=1, rate=1, faults=("lost_answer",), most=1, only=last) as proxy:
+        here, there = (f"s3://{s3_server.new_bucket()}/r" for _ in range(2))
+        props = {**s3_server.props, "s3.endpoint": proxy.endpoint}
+        access.use([Key(here, props), Key(there, props)])
+        assert remote.upload(tmp_path / "up", f"{here}/a") == len(data)
+        proxy.most = 2
+        remote.copy(f"{here}/a", f"{there}/a", remote.identity(f"{here}/a")[1])
+        for uri in (f"{here}/a", f"{there}/a"):
+            remote.fetch(uri, tmp_path / "down")
+            assert (tmp_path / "down").read_bytes() == data
+        assert proxy.broken["lost_answer"] == 2
 
 
 def test_listings_and_deletes_go_on_when_answers_break_off(s3_server: S3Server) -> None:
@@ -161,9 +207,38 @@ def test_iceberg_reads_on_when_answers_break_off(shaky: tuple[Site, StoreProxy])
 
 
 @pytest.mark.full
-def test_no_commit_is_torn_or_lost_on_a_bad_day(shaky: tuple[Site, StoreProxy], s3_server: S3Server) -> None:
-    from pyiceberg.table import StaticTable
+def test_no_ingest_or_staged_load_is_torn_or_lost_on_a_bad_day(
+    shaky: tuple[Site, StoreProxy], s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.load.run._Load.threshold", 10)
+    site, proxy = shaky
+    key = next(key for key in site.keys.values() if key.root.startswith("s3:"))
+    outside = f"{key.root.rpartition('/')[0]}/exports"
+    access.use([Key(outside.rpartition("/")[0], key.props)])
+    with Leader.campaign(site, 5) as leader:
+        events = Events.create(site)
+        register(site, RegisterRequest(events.name, ("id",), "ts", profile="shaky"))
+        rows: set[tuple[int, int, str]] = {(i, i, f"row {i}") for i in range(200)}
+        tier(site, leader.epoch, events.name)
+        for at in range(3):
+            history = parquet(tmp_path / f"{at}.parquet", [(1000 + at, 10, "a"), (at, at, "history")])
+            remote.upload(Path(history), f"{outside}/{at}.parquet")
+            wide = parquet(tmp_path / f"wide-{at}.parquet", [(2000 + at, 10, "b"), (2010 + at, 150, "b")])
+            done = take(site, events, f"{outside}/{at}.parquet", wide, rewrite=True)
+            assert (done.adopted_files, done.replaced) == (1, 1)
+            new = {(3000 + 100 * at + one, 9 * one, "loaded") for one in range(20)}
+            body = tmp_path / f"{at}.jsonl"
+            body.write_text("".join(json.dumps({"id": id_, "ts": ts, "body": text}) + "\n" for id_, ts, text in new))
+            assert load(site, LoadRequest(events.name, f"label {at}", "jsonl"), body).state == "staged"
+            assert adopt(site, leader.epoch, events.name).labels == 1
+            rows = {row for row in rows if row[0] != at} | {(1000 + at, 10, "a"), (at, at, "history")} | new
+            rows |= {(2000 + at, 10, "b"), (2010 + at, 150, "b")}
+        assert _found(site, events, s3_server) == sorted(rows)
+        assert sum(proxy.broken.values())
 
+
+@pytest.mark.full
+def test_no_commit_is_torn_or_lost_on_a_bad_day(shaky: tuple[Site, StoreProxy], s3_server: S3Server) -> None:
     site, proxy = shaky
     with Leader.campaign(site, 5) as leader:
         events = Events.create(site)
@@ -174,9 +249,14 @@ def test_no_commit_is_torn_or_lost_on_a_bad_day(shaky: tuple[Site, StoreProxy], 
             events.sql(f'SELECT modak_upsert(\'public.events\', \'{{"id": {number}, "ts": {number}, "body": "new"}}\')')
             fold(site, leader.epoch, events.name)
             rows = {row for row in rows if row[0] != number} | {(number, number, "new")}
-        line = site.reader.state(events.name).cutline
-        straight = {**s3_server.props}
-        table = StaticTable.from_metadata(line.metadata_location, straight)
-        found = [tuple(row.values()) for row in table.scan().to_arrow().to_pylist()]
-        assert sorted(found) == sorted(rows)
+        assert _found(site, events, s3_server) == sorted(rows)
         assert sum(proxy.broken.values())
+
+
+def _found(site: Site, events: Events, s3_server: S3Server) -> list[tuple[Any, ...]]:
+    """The lake's rows as a reader finds them who reaches the store by a straight way."""
+    from pyiceberg.table import StaticTable
+
+    line = site.reader.state(events.name).cutline
+    table = StaticTable.from_metadata(line.metadata_location, {**s3_server.props})
+    return sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())

@@ -71,6 +71,9 @@ def test_a_check_times_every_step_or_names_the_cause(modak: Call, s3_server: S3S
     assert failed.exit_code == 1
     assert "write" in failed.stderr
     assert SECRET not in failed.output + failed.stderr
+    unknown = modak("profile", "check", "folders")
+    assert unknown.exit_code == 1
+    assert "There is no storage profile 'folders'" in unknown.stderr
 
 
 def test_a_failing_check_tells_what_is_wrong_with_the_store(modak: Call, s3_server: S3Server, tmp_path: Path) -> None:
@@ -137,7 +140,11 @@ def test_secrets_and_strange_keys_are_refused_without_being_repeated(modak: Call
 def test_every_command_on_the_page_runs(modak: Call, tmp_path: Path) -> None:
     commands = re.findall(r"^modak-worker (profile .+)$", PAGE, flags=re.MULTILINE)
     assert len(commands) >= 5
-    environ = {"MODAK_CREDENTIALS_ANALYTICS": "client.region=eu-central-1", "MODAK_CREDENTIALS_MINIO": "s3.region=x"}
+    environ = {
+        "MODAK_CREDENTIALS_ANALYTICS": "client.region=eu-central-1",
+        "MODAK_CREDENTIALS_MINIO": "s3.region=x",
+        "MODAK_CREDENTIALS_AZURITE": "adls.auth.shared-key.account.key=eA==",
+    }
     for words in map(shlex.split, commands):
         if words[1] == "check":
             continue

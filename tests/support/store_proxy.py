@@ -33,7 +33,7 @@ _HOP = frozenset({"connection", "transfer-encoding", "content-length", "keep-ali
 
 
 class StoreProxy:
-    """Listens on loopback while the block runs; `rate` is the share of requests that are broken."""
+    """Listens on loopback while the block runs; of the requests that `only` matches, the share `rate` is broken."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class StoreProxy:
         rate: float = 0.2,
         faults: tuple[str, ...] = FAULTS,
         most: int | None = None,
+        only: str = "",
         owners: Mapping[str, str] | None = None,
         deaf_to: tuple[str, ...] = (),
     ) -> None:
@@ -50,6 +51,7 @@ class StoreProxy:
         self.rate = rate
         self.faults = faults
         self.most = most
+        self.only = re.compile(only)
         self.owners = None if owners is None else dict(owners)
         self.deaf_to = deaf_to
         self.broken: Counter[str] = Counter()
@@ -71,7 +73,9 @@ class StoreProxy:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def draw(self) -> str | None:
+    def draw(self, request: str) -> str | None:
+        if not self.only.search(request):
+            return None
         with self._lock:
             if self._chance.random() >= self.rate or self.broken.total() == self.most:
                 return None
@@ -102,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _any(self) -> None:
-        fault = self.owner.draw()
+        fault = self.owner.draw(f"{self.command} {self.path}")
         length = int(self.headers.get("Content-Length") or 0)
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)

@@ -36,6 +36,10 @@ _NONE_STAGED: LiteralString = """
             AND pg_visible_in_snapshot(accepted_xid, %s::pg_snapshot)
     )
 """
+_NONE_TAKEN_IN: LiteralString = """
+    SELECT NOT EXISTS (SELECT FROM modak.op_log WHERE table_id = %s AND kind = 'ingest' AND xact_id IS NOT NULL
+        AND NOT pg_visible_in_snapshot(xact_id, %s::pg_snapshot))
+"""
 SOON_ROWS = 20_000_000
 """Up to so many lake rows are looked through while the transaction already removes delta tuples: about a second."""
 MOST_KEPT = 1_000
@@ -94,7 +98,7 @@ def _land(site: Site, writer: CatalogWriter, table_id: int, op_id: OpId, batch: 
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
         becomes = replace(now.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
-        tx.require("A load was staged before this fold looked.", _NONE_STAGED, (now.table.table_id, batch.pg_snapshot))
+        _require_newest(tx, now.table.table_id, batch)
         tx.move(now.cutline, becomes)
         tx.retire_delta(now.table.table_id, batch.plan.whole, batch.pg_snapshot)
         vectors = landed[0].vectors
@@ -118,11 +122,18 @@ def _retire(site: Site, writer: CatalogWriter, state: TableState, lake: LakeTabl
     Journal(writer).phase(op_id, OpPhase.WRITING, OpPhase.PREPARED, attempt=1)
     with writer.transaction(op_id) as tx:
         tx.require_not_frozen(record.table_id)
-        tx.require("A load was staged before this fold looked.", _NONE_STAGED, (record.table_id, batch.pg_snapshot))
+        _require_newest(tx, record.table_id, batch)
         tx.require("S moved while a fold looked at it.", _AT, (line.snapshot_id, record.table_id))
         tx.retire_delta(record.table_id, batch.plan.whole, batch.pg_snapshot)
         tx.count(rows=batch.rows, files=0, vectors=0, replaced=0)
         tx.tidy_later(attempt=1, metadata=line.metadata_location, snapshot=line.snapshot_id)
+
+
+def _require_newest(tx: CommitTransaction, table_id: int, batch: Batch) -> None:
+    """What was read must not be older than rows that have come into the lake, or are about to, by another way."""
+    seen = (table_id, batch.pg_snapshot)
+    tx.require("A load was staged before this fold looked.", _NONE_STAGED, seen)
+    tx.require("An ingest has landed since this fold looked.", _NONE_TAKEN_IN, seen)
 
 
 def _require_room(plan: FoldPlan, now: TableState) -> None:

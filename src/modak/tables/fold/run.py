@@ -125,9 +125,19 @@ def _blocked(state: TableState) -> str | None:
     if state.staged_loads:
         # Corrections that are newer than a staged row could not be told from older ones once they are in the lake.
         return "a staged load waits for its adoption"
-    if any(op.kind == "ingest" and not op.landed for op in state.unfinished):
+    if _under_ingest(state):
         return "an ingest is under way"
     return None
+
+
+def _under_ingest(state: TableState) -> bool:
+    return any(op.kind == "ingest" and not op.landed for op in state.unfinished)
+
+
+def _require_no_ingest(site: Site, name: TableName) -> None:
+    """Asked after the snapshot: what it shows is older than the beginning of any ingest that is not seen now."""
+    if _under_ingest(site.reader.state(name)):
+        raise Conflict("fold.ingest_began", f"An ingest into {name} has begun.")
 
 
 def _sweep(writer: CatalogWriter, state: TableState) -> int:
@@ -186,6 +196,7 @@ def _fold(site: Site, writer: CatalogWriter, chosen: FoldPlan) -> _Done:
     try:
         with ExportSnapshot(site.dsn, [delta]) as snapshot:
             reach("fold.snapshot_taken")
+            _require_no_ingest(site, chosen.table)
             Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
             shares = _shares(site, state, heap, lake, shape, chosen, snapshot.id, folder)
             written = tuple(_write(site, chosen, shares))

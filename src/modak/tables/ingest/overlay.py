@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, LiteralString
 
+from psycopg import sql
+
 from modak.catalog.records import DeltaRange
 from modak.core.axis import TierKey
 from modak.lake.locate import KeyFile
@@ -36,11 +38,11 @@ def superseded(
         row = conn.execute(_ANY, (table_id, low, high, pg_snapshot)).fetchone()
     if not (row and row[0]):
         return []
-    return _matching(site, table_id, shape, files, DeltaRange(low, min(high, 2**63 - 2) + 1))
+    return _matching(site, table_id, shape, files, DeltaRange(low, min(high, 2**63 - 2) + 1), pg_snapshot)
 
 
 def _matching(
-    site: Site, table_id: int, shape: Shape, files: list[KeyFile], rows: DeltaRange
+    site: Site, table_id: int, shape: Shape, files: list[KeyFile], rows: DeltaRange, pg_snapshot: str
 ) -> list[tuple[str, TierKey]]:
     import pyarrow as pa
 
@@ -48,6 +50,7 @@ def _matching(
 
     # The text of the key comes along: it is what the delta is addressed by.
     query = select(shape, table_id, rows).replace("SELECT op,", "SELECT pk, op,", 1)
+    query += f" AND pg_visible_in_snapshot(xid, {sql.Literal(pg_snapshot).as_string()}::pg_snapshot)"
     batches = list(stream(site.dsn, query))
     if not batches:
         return []

@@ -2,12 +2,14 @@
 
 Runs beside the daemon: the journal row is held by a lock while the command lives, and the commit is the one transaction
 that every flow makes. Keys that the lake has are found by `locate` (files whose bounds exclude them are not read) and
-hidden by deletion vectors; older corrections of the same keys leave the delta in the same transaction.
+hidden by deletion vectors; corrections of the same keys that are older than the journal row leave the delta in the same
+transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import IO, Any, LiteralString, TypeVar
 
@@ -31,9 +33,10 @@ from modak.postgres.model import PgTable
 from modak.storage.uri import normal
 from modak.tables.evolve import evolve
 from modak.tables.fold.read import Shape, shape_of
-from modak.tables.ingest.commit import DRIVER_ROWS, Landing
+from modak.tables.ingest import overlay
+from modak.tables.ingest.commit import DRIVER_ROWS, Landing, Retired
 from modak.tables.ingest.inputs import Kind, Source, opened
-from modak.tables.ingest.inspect import inspect
+from modak.tables.ingest.inspect import THREADS, inspect
 from modak.tables.ingest.plan import SHOWN, Facts, IngestPlan, Refusal, plan_ingest, room_of
 from modak.tables.ingest.rows import Intake
 from modak.tables.ingest.work import (
@@ -234,8 +237,10 @@ class _Ingest:
         with oplock.held(site.dsn, self._op_id):
             Journal(self._writer).begin(self._op_id, table.table_id, "ingest", self._journaled(), [self._folder])
             try:
+                # The beginning: folds that look at the delta after this see the journal and wait.
+                began = _now(site)
                 Journal(self._writer).phase(self._op_id, OpPhase.PLANNED, OpPhase.WRITING)
-                report = self._take_in()
+                report = self._take_in(began)
             except ModakError as error:
                 give_up(site, self._writer, table.location, self._op_id, error)
                 raise
@@ -245,7 +250,7 @@ class _Ingest:
             tidy_landed(site, self._writer, site.reader.state(table.name), landed)
         return report
 
-    def _take_in(self) -> IngestReport:
+    def _take_in(self, began: str) -> IngestReport:
         adopt, anew = list(self._plan.adopt), list(self._plan.rewrite)
         facts = [*adopt, *anew]
         scans = self._each("keys", scan_keys, [self._job(at, one) for at, one in enumerate(facts)])
@@ -261,7 +266,7 @@ class _Ingest:
         adopted = self._each("adopt", adopt_file, [self._job(at, facts[at]) for at in whole])
         files = (*adopted, *(file for files, _ in made for file in files))
         names = tuple(dict.fromkeys(name for at in whole if not facts[at].has_ids for name in facts[at].columns))
-        located, landed, corrections = self._land(files, [scan.keys for scan in scans], names, facts, scans)
+        located, landed, corrections = self._land(files, names, facts, scans, began)
         return IngestReport(
             self._plan.table,
             self._plan,
@@ -296,10 +301,13 @@ class _Ingest:
         rows = sum(job.facts.rows for job in jobs if job.facts is not None)
         big = sum(job.source.size for job in jobs if job.source.kind == "jsonl") >> 8
         if rows + big <= DRIVER_ROWS or len(jobs) == 1:
+            # Keys and copies are mostly waiting; rows take a writer's memory each, and long lines take more.
+            light = step != "rows" and all(job.source.kind == "parquet" for job in jobs)
             done = []
-            for number, job in enumerate(jobs, start=1):
-                done.append(work(job))
-                self._tell(step, number, len(jobs))
+            with ThreadPoolExecutor(THREADS if light else 1, "modak-ingest") as threads:
+                for number, made in enumerate(threads.map(work, jobs), start=1):
+                    done.append(made)
+                    self._tell(step, number, len(jobs))
             return done
         from modak.spark.distribute import distribute
 
@@ -333,12 +341,13 @@ class _Ingest:
     def _land(
         self,
         files: tuple[DataFile, ...],
-        keys: list[KeyFile],
         names: tuple[str, ...],
         facts: Sequence[Facts],
         scans: Sequence[Scanned],
+        began: str,
     ) -> tuple[Located, Prepared, int]:
-        table = self._look.state.table
+        site, look, table = self._site, self._look, self._look.state.table
+        keys = [scan.keys for scan in scans]
         sources = {
             "table": table.table_id,
             "op": self._op_id,
@@ -346,14 +355,15 @@ class _Ingest:
             "versions": [one.source.version for one in facts],
             "rows": [scan.rows for scan in scans],
         }
-        landing = Landing(
-            self._site, self._writer, self._look.state, self._look.intake, self._op_id, self._folder, keys
-        )
+        landing = Landing(site, self._writer, look.state, look.intake, self._op_id, self._folder, keys)
 
         def also(tx: CommitTransaction) -> None:
             tx.change("These sources", _TAKEN, sources)
 
-        return landing.land(files, names, "ingest", OpPhase.WRITING, also)
+        def older() -> list[Retired]:
+            return [(overlay.superseded(site, table.table_id, look.intake.shape, keys, began), began)]
+
+        return landing.land(files, names, "ingest", OpPhase.WRITING, also, older)
 
     def _journaled(self) -> dict[str, Any]:
         room = self._look.intake.room
@@ -365,6 +375,13 @@ class _Ingest:
             "adopt": len(self._plan.adopt),
             "rewrite": len(self._plan.rewrite),
         }
+
+
+def _now(site: Site) -> str:
+    with site.connect(autocommit=True) as conn:
+        row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _name(source: Source) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.lake.locate import KeyFile
 from modak.lake.model import DataFile, Layout
@@ -65,14 +67,15 @@ def scan_keys(job: Job) -> Scanned:
     rows = 0
     reach("ingest.before_keys")
     with KeyWriter(f"{job.folder}/{job.task}-keys.arrow", schema, shape.tier_key) as keys:
-        for found in rows_of(job.source, job.intake, shape.keys):
-            wrong = [*found.faults, *misplaced(found, shape.keys, shape.tier_key, job.intake.room)]
-            faults += wrong
-            rows += len(found.batch)
-            if len(faults) >= SHOWN:
-                break
-            if not wrong:
-                keys.write(pa.RecordBatch.from_arrays(found.batch.columns, schema=schema))
+        with _one_version(job.source):
+            for found in rows_of(job.source, job.intake, shape.keys):
+                wrong = [*found.faults, *misplaced(found, shape.keys, shape.tier_key, job.intake.room)]
+                faults += wrong
+                rows += len(found.batch)
+                if len(faults) >= SHOWN:
+                    break
+                if not wrong:
+                    keys.write(pa.RecordBatch.from_arrays(found.batch.columns, schema=schema))
         made = Scanned(keys.close(), rows, tuple(faults[:SHOWN]))
     reach("ingest.keys_scanned")
     return made
@@ -112,25 +115,51 @@ def write_rows(job: Job) -> tuple[tuple[DataFile, ...], tuple[Fault, ...]]:
         cut=job.cut,
     )
     with writer:
-        for found in rows_of(job.source, job.intake, shape.columns):
-            faults += [*found.faults, *misplaced(found, shape.columns, shape.tier_key, job.intake.room)]
-            size = len(found.batch)
-            if faults:
-                if len(faults) >= SHOWN:
-                    break
-            else:
-                kept = np.ones(size, bool)
-                low, high = np.searchsorted(gone, [at, at + size])
-                kept[gone[low:high] - at] = False
-                batch = found.batch if low == high else found.batch.filter(pa.array(kept))
-                writer.write(pa.RecordBatch.from_arrays(batch.columns, schema=writer.schema))
-            at += size
+        with _one_version(job.source):
+            for found in rows_of(job.source, job.intake, shape.columns):
+                faults += [*found.faults, *misplaced(found, shape.columns, shape.tier_key, job.intake.room)]
+                size = len(found.batch)
+                if faults:
+                    if len(faults) >= SHOWN:
+                        break
+                else:
+                    kept = np.ones(size, bool)
+                    low, high = np.searchsorted(gone, [at, at + size])
+                    kept[gone[low:high] - at] = False
+                    batch = found.batch if low == high else found.batch.filter(pa.array(kept))
+                    writer.write(pa.RecordBatch.from_arrays(batch.columns, schema=writer.schema))
+                at += size
         if faults:
             writer.abort()
             return (), tuple(faults[:SHOWN])
         files = tuple(writer.close())
     reach("ingest.rows_written")
     return files, ()
+
+
+@contextmanager
+def _one_version(source: Source) -> Iterator[None]:
+    """Keys, rows and the numbers of rows that are left out are read one after the other: all of what was looked at."""
+    import pyarrow as pa
+
+    try:
+        yield
+    # Of a file that somebody is just writing, Arrow says any of these.
+    except (pa.ArrowException, ModakError, OSError):
+        _require_unchanged(source)
+        raise
+    _require_unchanged(source)
+
+
+def _require_unchanged(source: Source) -> None:
+    # A copy of standard input is changed by nobody.
+    if source.shown != STDIN and remote.identity(source.uri) != (source.size, source.version):
+        raise Conflict(
+            "storage.changed",
+            f"{source.shown} was written to while it was read.",
+            hint="Nothing was changed in the lake; try again when the file is complete.",
+            retryable=False,
+        )
 
 
 def adopt_file(job: Job) -> DataFile:
