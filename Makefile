@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BENCH ?= all
 ROWS ?=
 
-.PHONY: help install tools run test test-all lint browser bench lock clean
+.PHONY: help install tools run test test-all lint browser stores bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,20 @@ browser:
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1 && exit 0; fi; \
 	echo "There is no Chromium here: the tests of the console's pages will be skipped."
 
+# Google Cloud Storage and Azure are played by these programs; what needs one that is not here is skipped.
+FAKE_GCS := v1.56.1
+AZURITE := 3.35.0
+
+stores: ## servers that play Google Cloud Storage and Azure, into build/stores
+	@mkdir -p build/stores; \
+	[ -x build/stores/fake-gcs-server ] || \
+		GOBIN=$(CURDIR)/build/stores go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) > build/stores/go.log 2>&1 || \
+		echo "There is no Go here that makes fake-gcs-server (build/stores/go.log): the tests of gs:// will be skipped."; \
+	[ -x build/stores/node_modules/.bin/azurite-blob ] || \
+		npm install --prefix build/stores --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
+			azurite@$(AZURITE) > build/stores/npm.log 2>&1 || \
+		echo "There is no npm here that brings azurite (build/stores/npm.log): the tests of abfs:// will be skipped."
+
 # Three processes for two cores, since a good part of a test is waiting: one has the Spark session of the run, the others
 # what needs none, without and with the flows of tables.
 FLOWS := tests/tables tests/mirror tests/maintenance tests/catalog
@@ -61,7 +75,7 @@ test: lint browser ## the whole gate
 
 # Long tests have long limits of their own. Stacks are printed after the longest of them only: printing those of running
 # threads has ended the interpreter.
-test-all: lint browser ## the gate plus every kill sweep and soak
+test-all: lint browser stores ## the gate plus every kill sweep and soak
 	$(BIN)/pytest -o faulthandler_timeout=3900
 
 bench: tools ## benchmarks, each against a rival and the physical limit (BENCH=<name> for one)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cloud_fixtures import CLOUDS, program
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -68,8 +70,9 @@ def gateway(request: pytest.FixtureRequest, spark_home: Path) -> Iterator[Gatewa
 
 def schemes(request: pytest.FixtureRequest) -> frozenset[str]:
     """Object stores that tests of this run have lakes on: the one JVM of the run must know them from the start."""
-    wanted = any("s3_lake" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    return frozenset({"s3"} if wanted else ())
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    here = {"s3", *(cloud for cloud in CLOUDS if program(cloud))}
+    return frozenset(scheme for scheme in here if f"{scheme}_lake" in wanted)
 
 
 def _without_a_jvm() -> None:

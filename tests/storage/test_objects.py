@@ -1,4 +1,4 @@
-"""One suite for every kind of store: a folder and a bucket make the same promises."""
+"""One suite for every kind of store: a folder and the buckets of all clouds make the same promises."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from modak.core import faults
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import Fault, InjectedFault
 from modak.storage.objects import Meta, Objects, Stored
+from tests.cloud_fixtures import CLOUDS, Cloud, abfs_server, gs_server
 from tests.s3_fixtures import S3Server, s3_server
 
-__all__ = ["s3_server"]
+__all__ = ["abfs_server", "gs_server", "s3_server"]
 
 HOSTILE = ("../x", "a/../b", "/abs", "a//b", "a/", "", ".", "a/./b", "a\\b", "a\0b", "a\nb", "e\u0301")
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", "bucket", *CLOUDS])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     if request.param == "folder":
         return Objects.of(str(tmp_path / "root"))
+    if request.param in CLOUDS:
+        cloud: Cloud = request.getfixturevalue(f"{request.param}_server")
+        return Objects.of(f"{cloud.new_root()}/some/root", cloud.props)
     server: S3Server = request.getfixturevalue("s3_server")
     return Objects.of(f"s3://{server.new_bucket()}/some/root", server.props)
 

@@ -33,7 +33,7 @@ def _java(root: str, props: Mapping[str, str]) -> dict[str, str]:
     [
         ("gs", {"gcs.oauth2.token": "t"}, {"gcs.oauth2.token": "t"}, {"bearer_token": "t"}),
         ("gs", {"gcs.project-id": "p"}, {"gcs.project-id": "p"}, {}),
-        ("gs", {"gcs.no-auth": "true"}, {"gcs.no-auth": "true"}, {"skip_signature": "true"}),
+        ("gs", {"gcs.no-auth": "true"}, {"gcs.no-auth": "true"}, {"skip_signature": "true", "bearer_token": ""}),
         (
             "gs",
             {"gcs.service.host": "http://127.0.0.1:1"},

@@ -1,4 +1,4 @@
-"""One suite for single files by URI, as the writers and readers of the lake use them: a folder and a bucket."""
+"""One suite for single files by URI, as the writers and readers of the lake use them: a folder and buckets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from modak.core.errors import Conflict, ModakError
 from modak.lake.iceberg.output import mapped, open_output, parquet_file, read_range, remove, size_of
 from modak.storage import access, remote
 from modak.storage.access import Key
+from tests.cloud_fixtures import CLOUDS, Cloud, abfs_server, gs_server
 from tests.s3_fixtures import S3Server, s3_server
 
-__all__ = ["s3_server"]
+__all__ = ["abfs_server", "gs_server", "s3_server"]
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", "bucket", *CLOUDS])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return f"file://{tmp_path}/root"
+    if request.param in CLOUDS:
+        cloud: Cloud = request.getfixturevalue(f"{request.param}_server")
+        lies = f"{cloud.new_root()}/some/root"
+        access.use([Key(lies, cloud.props)])
+        return lies
     server: S3Server = request.getfixturevalue("s3_server")
     made = f"s3://{server.new_bucket()}/some/root"
     access.use([Key(made, server.props)])

@@ -1,4 +1,4 @@
-"""One suite for the files of the lake by URI: a folder and a bucket make the same promises."""
+"""One suite for the files of the lake by URI: a folder and the buckets of all clouds make the same promises."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from modak.core.errors import ModakError, Refused, UsageError
 from modak.storage import Store, local_path, normal
+from tests.cloud_fixtures import CLOUDS, Cloud, abfs_server, gs_server
 from tests.s3_fixtures import S3Server, s3_server
 
-__all__ = ["s3_server"]
+__all__ = ["abfs_server", "gs_server", "s3_server"]
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,13 @@ class Place:
         return self.opened(self.uri).exists(uri)
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", "bucket", *CLOUDS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "folder":
         return Place(f"file://{tmp_path}/place", Store.of)
+    if request.param in CLOUDS:
+        cloud: Cloud = request.getfixturevalue(f"{request.param}_server")
+        return Place(f"{cloud.new_root()}/place", partial(Store.of, props=cloud.props))
     server: S3Server = request.getfixturevalue("s3_server")
     return Place(f"s3://{server.new_bucket()}/place", partial(Store.of, props=server.props))
 

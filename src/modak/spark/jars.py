@@ -35,10 +35,14 @@ PACKAGES = (ICEBERG, POSTGRES)
 BUNDLES = {
     "s3": "org.apache.iceberg:iceberg-aws-bundle:1.11.0",
     "gs": "org.apache.iceberg:iceberg-gcp-bundle:1.11.0",
-    "abfs": "org.apache.iceberg:iceberg-azure-bundle:1.11.0",
-    "abfss": "org.apache.iceberg:iceberg-azure-bundle:1.11.0",
+    "abfs": "org.apache.iceberg:iceberg-azure-bundle:1.10.0",
+    "abfss": "org.apache.iceberg:iceberg-azure-bundle:1.10.0",
 }
-"""What each kind of object store needs besides; sixty megabytes or so, fetched only when a profile is on one."""
+"""What each kind of object store needs besides; sixty megabytes or so, fetched only when a profile is on one.
+
+They hold the libraries of the clouds; Iceberg's own classes come with its runtime. Where this was tried, the one for
+Azure was to be had up to 1.10.0, and it fits.
+"""
 
 _LIST = "complete.json"
 

@@ -12,8 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from modak.storage.client import NO_RETRIES, RETRIES, backend, translated, trouble
+from modak.storage.client import NO_RETRIES, RETRIES, backend, delete, translated, trouble
 from modak.storage.objects import Meta, Objects, Stored, checked, gone
+from modak.storage.properties import store_of
+from modak.storage.retry import patiently
 
 _PAGE = 1_000
 _PART = 16 << 20
@@ -25,6 +27,7 @@ class BucketObjects(Objects):
     def __init__(self, root: str, props: Mapping[str, str], retries: Mapping[str, Any] = RETRIES) -> None:
         super().__init__(root, props)
         self._backend = backend(root, props, retries)
+        self._kind = store_of(root)
 
     def once(self) -> Objects:
         return BucketObjects(self.root, self._props, NO_RETRIES)
@@ -50,15 +53,22 @@ class BucketObjects(Objects):
 
     def tail(self, path: str, size: int) -> Stored:
         import obstore
+        from obstore.exceptions import PreconditionError
 
         found = self.head(path)
         if found is None or found.size <= size:
             # A server refuses a range of nothing, and some a range that is longer than the object.
             return self.get(path)
+        # Azure knows no range that counts from the end; what is at its place must still be what was looked at.
+        options: Any = {"range": {"suffix": size}}
+        if self._kind == "abfs":
+            options = {"range": (found.size - size, found.size), "if_match": found.etag}
         with self._translating("read", path):
             try:
-                answer = obstore.get(self._backend, checked(path), options={"range": {"suffix": size}})
+                answer = obstore.get(self._backend, checked(path), options=options)
                 return Stored(bytes(answer.bytes()), _meta(answer.meta))
+            except PreconditionError:
+                return self.tail(path, size)
             except FileNotFoundError:
                 raise gone(path) from None
 
@@ -118,10 +128,22 @@ class BucketObjects(Objects):
 
         with self._translating("write", key):
             try:
-                answer = obstore.put(self._backend, key, data, mode={"e_tag": expected.etag})
+                answer = obstore.put(self._backend, key, data, mode=self._only_over(key, expected))
                 return _written(key, len(data), answer)
             except (PreconditionError, FileNotFoundError):
                 return None
+
+    def _only_over(self, key: str, expected: Meta) -> Any:
+        """The condition of a put: the entity tag that was seen, on Google the number of the generation that has it."""
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        if self._kind != "gs":
+            return {"e_tag": expected.etag}
+        found = obstore.head(self._backend, key)
+        if _meta(found).etag != expected.etag:
+            raise PreconditionError(f"{key} has changed")
+        return {"version": found["version"]}
 
     def _upload(self, key: str, local_file: Path) -> Meta:
         import obstore
@@ -141,11 +163,13 @@ class BucketObjects(Objects):
                 raise gone(source) from None
 
     def _delete(self, keys: tuple[str, ...]) -> int:
-        import obstore
+        def once() -> None:
+            with self._translating("delete objects of", self.root):
+                delete(self._backend, keys)
 
-        with self._translating("delete objects of", self.root):
-            obstore.delete(self._backend, [*keys])
-            return len(keys)
+        # Azure takes many deletes as one post, which the client does not repeat when the answer is lost.
+        patiently(once)
+        return len(keys)
 
     @contextlib.contextmanager
     def _translating(self, what: str, path: str) -> Iterator[None]:
@@ -156,9 +180,15 @@ class BucketObjects(Objects):
 
 
 def _meta(found: Mapping[str, Any]) -> Meta:
-    return Meta(found["path"], found["size"], found["e_tag"] or "", found["last_modified"])
+    return Meta(found["path"], found["size"], _etag(found), found["last_modified"])
 
 
 def _written(key: str, size: int, answer: Mapping[str, Any]) -> Meta:
     """The answer to a put tells no time; this machine's own is near enough for what people look at."""
-    return Meta(key, size, answer["e_tag"] or "", datetime.now(UTC))
+    return Meta(key, size, _etag(answer), datetime.now(UTC))
+
+
+def _etag(found: Mapping[str, Any]) -> str:
+    """The entity tag as headers have it; listings of Azure leave the quotes out."""
+    tag = found["e_tag"] or ""
+    return tag if not tag or tag.endswith('"') else f'"{tag}"'

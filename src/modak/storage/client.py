@@ -7,8 +7,10 @@ out as sentences that hold no key.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +26,7 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
 NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
+_AT_ONCE = 16
 
 _SECRET = re.compile(r"(?i)((?:secret|password|token|signature|credential|accesskeyid|sig)[\w-]*[=:]\s*)[^\s&,;<>\"]+")
 _DENIED = ("PermissionDeniedError", "UnauthenticatedError")
@@ -52,6 +55,24 @@ def options(root: str, props: Mapping[str, str]) -> dict[str, str]:
     if store_of(root) is None:
         raise UsageError("usage.uri", f"{root} is no place for a lake.", hint="Use a folder, s3://, gs:// or abfs://.")
     return for_client(root, props)
+
+
+def delete(client: Any, keys: Sequence[str]) -> None:
+    """Delete objects, whether or not they are there.
+
+    S3 forgives those that are missing. Google and Azure stop at the first, and then each is asked for on its own.
+    """
+    import obstore
+
+    def one(key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(client, key)
+
+    try:
+        obstore.delete(client, [*keys])
+    except FileNotFoundError:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(one, keys))
 
 
 def trouble() -> tuple[type[Exception], ...]:

@@ -153,6 +153,9 @@ def for_client(root: str, props: Mapping[str, str]) -> dict[str, str]:
         found["virtual_hosted_style_request"] = "false" if styled == "true" else "true"
     elif store == "abfs":
         _one_way_in(found, root)
+    elif found.get("skip_signature") == "true":
+        # The client leaves only reads unsigned, and would ask the machine's own identity for a token to write with.
+        found.setdefault("bearer_token", "")
     if any(found.get(key, "").startswith("http://") for key in ("endpoint", "base_url")):
         found["allow_http"] = "true"
     return found

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
-from modak.storage.client import backend, translated, trouble
+from modak.storage.client import backend, delete, translated, trouble
 from modak.storage.retry import TRIES, patiently, pause
 from modak.storage.uri import local_path, normal
 
@@ -70,12 +70,16 @@ class Store:
 
         prefix = self._key(prefix_uri) if prefix_uri is not None else ""
         last: str | None = None
+        before = ""
         tried = 1
         while True:
             try:
                 for chunk in obstore.list(self._backend, prefix=prefix or None, offset=last, chunk_size=_CHUNK):
                     tried = 1
                     for meta in chunk:
+                        if before and meta["path"] <= before:
+                            # Not every server of Azure's protocol knows where to go on.
+                            continue
                         last = meta["path"]
                         if self._is_inside(last):
                             yield Entry(f"{self.root}/{last}", meta["size"], meta["last_modified"])
@@ -85,6 +89,7 @@ class Store:
                 if self._folder is not None or not failure.retryable or tried == TRIES:
                     raise failure from error
             # Object stores list in the order of names: what comes after the last one is still to come.
+            before = last or ""
             time.sleep(pause(tried))
             tried += 1
 
@@ -104,8 +109,8 @@ class Store:
         deleted = 0
         while chunk := tuple(islice(keys, _CHUNK)):
             reach("storage.deleting")
-            delete = self._delete_local if self._folder else self._delete_remote
-            deleted += self._ask(partial(delete, chunk), f"delete files below {self.root}")
+            work = self._delete_local if self._folder else self._delete_remote
+            deleted += self._ask(partial(work, chunk), f"delete files below {self.root}")
             reach("storage.deleted")
         return deleted
 
@@ -198,9 +203,7 @@ class Store:
         return deleted
 
     def _delete_remote(self, keys: Sequence[str]) -> int:
-        import obstore
-
-        obstore.delete(self._backend, [*keys])
+        delete(self._backend, keys)
         return len(keys)
 
     def _is_inside(self, key: str) -> bool:

@@ -32,12 +32,13 @@ from modak.lake.model import (
 )
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
-from modak.spark.credentials import FILE_IO, java_credentials, needed_schemes
+from modak.spark.credentials import FILE_IO, needed_schemes, unlock
 from modak.spark.gateway import Gateway
 from modak.storage import remote
 from modak.storage.access import Key, unusable, whose
 from modak.storage.retry import TRIES, patiently, pause
-from modak.storage.uri import normal
+from modak.storage.stores import Stores
+from modak.storage.uri import local_path, normal
 
 Value = TypeVar("Value")
 
@@ -201,7 +202,7 @@ class IcebergLake:
             plain = self._java.jvm.org.apache.hadoop.conf.Configuration()
             file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
             reading = file_io(_FILE_IO, self._map(self._properties), plain)
-            reading.setCredentials(java_credentials(self._java.jvm, self._keys))
+            unlock(self._java.jvm, reading, self._keys)
             operations = self._java.iceberg.StaticTableOperations(metadata_location, reading)
             return self._java.iceberg.BaseTable(operations, str(name))
 
@@ -223,7 +224,13 @@ class IcebergLake:
         used = self._patiently(
             lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=False), folder
         )
-        return sorted(set(self._patiently(lambda: read.listed(self._java, self._io, folder), folder)) - used)
+        return sorted(set(self._listed(folder)) - used)
+
+    def _listed(self, folder: str) -> list[str]:
+        """Every file below a folder. Iceberg lists Azure by a protocol that not every server of its blobs speaks."""
+        if local_path(folder) is None:
+            return [entry.uri for entry in Stores(self._keys).list(folder)]
+        return self._patiently(lambda: read.listed(self._java, self._io, folder), folder)
 
     def purge(self, name: LakeName) -> str | None:
         """The folder that holds everything of a table, to be deleted after its pointer row is gone."""
@@ -254,7 +261,7 @@ class IcebergLake:
         self._gateway.require(needed_schemes(self._keys))
         file_io = self._java.jvm.org.apache.iceberg.CatalogUtil.loadFileIO
         opened = file_io(_FILE_IO, self._map(self._properties), self._configuration)
-        opened.setCredentials(java_credentials(self._java.jvm, self._keys))
+        unlock(self._java.jvm, opened, self._keys)
         return opened
 
     @cached_property
