@@ -34,7 +34,6 @@ CRASH_TESTS = (
     "tests.maintenance.test_crash",
     "tests.maintenance.test_erase",
     "tests.maintenance.test_health",
-    "tests.maintenance.test_pin_safety",
     "tests.maintenance.test_policy",
     "tests.maintenance.test_requests",
     "tests.mirror.test_copy_crash",

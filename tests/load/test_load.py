@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -173,8 +175,10 @@ def test_doors_that_stay_shut(api: Api, site: Site) -> None:
     assert api.post(b"x" * (2 << 20), "x").status_code == 413
     assert api.post(gzip.compress(b"x" * (2 << 20)), "x", headers={"Content-Encoding": "gzip"}).status_code == 413
     assert api.post(body, "").status_code == 400
-    bearer = {"X-Modak-Token": "", "Authorization": f"Bearer {TOKEN}"}
-    assert api.post(body, "y", headers=bearer).status_code == 200
+    for label, scheme in (("y", "Bearer"), ("z", "bearer")):
+        bearer = {"X-Modak-Token": "", "authorization": f"{scheme} {TOKEN}"}
+        assert api.post(body, label, headers=bearer).status_code == 200
+    assert api.post(body, "x", headers={"X-Modak-Token": "", "Authorization": TOKEN}).status_code == 401
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
@@ -237,9 +241,11 @@ def test_a_replayed_label_gets_its_result_also_under_back_pressure(
 
 def test_other_formats_and_encodings_say_the_same(api: Api, events: Events) -> None:
     table = pa.table({"id": [301, 302], "ts": [201, 202], "body": ["x,y", None]})
-    parquet, stream = io.BytesIO(), io.BytesIO()
+    parquet, stream, file = io.BytesIO(), io.BytesIO(), io.BytesIO()
     pq.write_table(table, parquet)
     with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     csv = b'id,ts,body\n301,201,"x,y"\n302,202,\n'
     packed = pa.compress(
@@ -247,8 +253,10 @@ def test_other_formats_and_encodings_say_the_same(api: Api, events: Events) -> N
     )
     bodies = {
         "csv": (csv, {"Content-Type": "text/csv"}),
+        "marked-csv": (codecs.BOM_UTF8 + csv, {"Content-Type": "text/csv"}),
         "parquet": (parquet.getvalue(), {"Content-Type": "application/vnd.apache.parquet"}),
         "arrow": (stream.getvalue(), {"Content-Type": "application/vnd.apache.arrow.stream"}),
+        "arrow-file": (file.getvalue(), {"Content-Type": "application/vnd.apache.arrow.file"}),
         "zstd": (packed, {"Content-Encoding": "zstd"}),
         "gzip": (gzip.compress(csv), {"Content-Type": "text/csv", "Content-Encoding": "gzip"}),
     }
@@ -257,6 +265,22 @@ def test_other_formats_and_encodings_say_the_same(api: Api, events: Events) -> N
         answer = api.post(body, label, headers=headers)
         assert (answer.status_code, answer.json().get("hot_rows")) == (200, 2), (label, answer.text)
         assert {row for row in events.heap() if row[0] > 300} == {(301, 201, "x,y"), (302, 202, None)}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_compressed_body_that_ends_in_the_middle_is_refused_and_records_nothing(
+    api: Api, site: Site, events: Events, encoding: str
+) -> None:
+    rows = _lines(_row(210, 210), *({**row, "body": os.urandom(50).hex()} for row in _cold(200)))
+    packed = gzip.compress(rows) if encoding == "gzip" else pa.compress(rows, codec="zstd", asbytes=True)
+    before = events.everything()
+    for missing in (1, 100, len(packed) // 2):
+        answer = api.post(packed[:-missing], "cut", headers={"Content-Encoding": encoding})
+        assert (answer.status_code, answer.json()["error"]) == (400, "load.encoding"), missing
+    assert events.everything() == before
+    assert events.sql("SELECT label FROM modak.load_labels") == []
+    assert _staged_files(site) == []
+    assert api.post(packed, "cut", headers={"Content-Encoding": encoding}).json()["replay"] is False
 
 
 def test_defaults_generated_columns_and_checks_hold_for_large_cold_batches(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from modak.lake.model import LakeFile, LakeTable
 from modak.runtime.leader import Leader
+from modak.storage.uri import local_path
 from modak.tables.fold.run import fold
+from modak.tables.load.run import LoadRequest, load
+from modak.tables.load.stage import Staged
 from modak.tables.maintenance.run import MaintenanceReport, PassReport, maintain
 from modak.tables.site import Site
 from tests.tables.corrections import Corrections
@@ -48,6 +55,17 @@ class Lake:
         report = maintain(self.site, self.leader.epoch, self.events.name, engine=engine or self.engine)
         assert not report.failed, report.failed
         return report
+
+    def stage(self, label: str, *keys: int) -> list[Path]:
+        """Load rows with these tier keys, to wait for their adoption; their files."""
+        lines = "".join(json.dumps({"id": 10_000 + key, "ts": key, "body": "loaded"}) + "\n" for key in keys)
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+            patched.setattr("modak.tables.load.run._Load.threshold", 1)
+            body = Path(folder, "body")
+            body.write_text(lines)
+            assert load(self.site, LoadRequest(self.events.name, label, "jsonl"), body).state == "staged"
+        rows = self.events.sql(f"SELECT files FROM modak.load_labels WHERE label = '{label}'")
+        return [Path(str(local_path(uri))) for uri in Staged.of(rows[0][0]).uris]
 
     def fold(self) -> None:
         fold(self.site, self.leader.epoch, self.events.name)

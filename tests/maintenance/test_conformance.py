@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 
 from modak.catalog import pins
+from modak.catalog.journal import Journal
+from modak.core.ids import new_op_id
 from modak.lake.iceberg.rewrite import ROW_ID, SEQUENCE
 from modak.lake.iceberg.scan import scan_file
 from modak.storage.uri import local_path
+from modak.tables.maintenance.run import MaintenanceReport
 from tests.maintenance import foreign
 from tests.maintenance.lake import Lake, did, original
 from tests.tables import readers
@@ -21,6 +25,7 @@ IN_THE_GATE = (
     "test_expiry_keeps_what_the_policy_says_and_deletes_the_rest",
     "test_an_orphan_goes_and_everything_that_is_needed_stays",
     "test_foreign_equality_deletes_are_applied_and_dropped",
+    "test_a_sweep_spares_what_others_begin_and_land_between_its_plan_and_its_listing",
 )
 """What Spark does by other means than the driver; the rest of the suite it passes in the full run."""
 
@@ -43,14 +48,44 @@ def test_six_small_files_in_two_bands_become_two(worn: Lake) -> None:
     worn.add(1, 101)
     worn.add(2, 102)
     assert len(worn.files()) == 6
-    before = worn.rows()
+    before, snapshots = worn.rows(), worn.table.snapshot_count
+    read = sum(file.file.bytes for file in worn.files())
     report = worn.maintain()
     assert did(report, "pack").counters["files_before"] == 6
     assert did(report, "pack").counters["files_after"] == 2
     assert len(worn.files()) == 2
+    assert worn.table.snapshot_count == snapshots + 1, "both bands in one commit"
+    journaled = _journaled(worn, report)["pack"]
+    assert journaled["bytes_before"] == read
+    assert journaled["bytes_after"] == sum(file.file.bytes for file in worn.files())
+    assert journaled["seconds"] > 0
     assert worn.rows() == before
     assert Counter(file.lower // 100 for file in worn.files() if file.lower is not None) == {0: 1, 1: 1}
     assert did(worn.maintain(), "pack").skipped, "what is packed is not packed again"
+
+
+def test_the_steps_of_a_pass_run_in_their_order(worn: Lake) -> None:
+    worn.policy(
+        rewrite_min_input_files=2,
+        manifest_rewrite_min_manifests=2,
+        snapshot_retention_hours=0,
+        snapshot_min_retained=1,
+        orphan_sweep_enabled=True,
+    )
+    worn.add(1, 101)
+    worn.add(2, 102)
+    worn.delete(3)
+    stranded = Path(local_path(worn.table.location) or "", "data", "stranded.parquet")
+    stranded.write_bytes(b"rows of a crash")
+    os.utime(stranded, (1, 1))
+    report = worn.maintain()
+    assert [one.name for one in report.passes if one.changed] == ["debt", "pack", "manifests", "expiry", "orphans"]
+    assert list(_journaled(worn, report))
+    assert all("seconds" in what for what in _journaled(worn, report).values())
+    kinds = worn.events.sql(
+        "SELECT kind FROM modak.op_log WHERE kind ~ '^(rewrite|expire|orphans)' ORDER BY started_at, op_id"
+    )
+    assert kinds == [("rewrite-debt",), ("rewrite-pack",), ("rewrite-manifests",), ("expire",), ("orphans",)]
 
 
 def test_debt_is_removed_and_rows_stay_deleted_for_every_reader(worn: Lake) -> None:
@@ -190,12 +225,15 @@ def test_an_orphan_goes_and_everything_that_is_needed_stays(worn: Lake) -> None:
     orphans = [data / "stranded" / name for name in ("a.parquet", "b.parquet")]
     for path in orphans:
         path.write_bytes(b"rows of a crash")
-    staged = data / "staged-by-mistake.parquet"
-    staged.write_bytes(b"a load")
-    worn.events.sql(
-        "INSERT INTO modak.load_labels (table_id, label, state, files) SELECT table_id, 'l', 'staged',"
-        f" '[\"{staged.as_uri()}\"]' FROM modak.tables"
-    )
+    staged, keys = data / "staged-by-mistake.parquet", data / "keys-by-mistake.arrow"
+    for path, place in zip((staged, keys), ("{data,0,path}", "{keys,uri}"), strict=True):
+        path.write_bytes(b"a load")
+        label = f"by mistake {path.suffix}"
+        worn.stage(label, 40)
+        worn.events.sql(
+            f"UPDATE modak.load_labels SET files = jsonb_set(files, '{place}', to_jsonb('{path.as_uri()}'::text))"
+            f" WHERE label = '{label}'"
+        )
     assert did(worn.maintain(), "orphans").skipped == "nothing was found", "too young"
     foreign.grow_old(str(data))
     young = data / "stranded" / "young.parquet"
@@ -204,8 +242,40 @@ def test_an_orphan_goes_and_everything_that_is_needed_stays(worn: Lake) -> None:
     assert counters["files_deleted"] == 2
     assert not any(path.exists() for path in orphans)
     assert staged.exists()
+    assert keys.exists()
     assert young.exists()
     assert worn.rows() == original()
+
+
+def test_a_sweep_spares_what_others_begin_and_land_between_its_plan_and_its_listing(
+    worn: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worn.policy(orphan_sweep_enabled=True, rewrite_enabled=False)
+    site, data = worn.site, Path(local_path(worn.table.location) or "", "data")
+    writer, op_id = site.writer(worn.leader.epoch), new_op_id(site.clock)
+    linked = data / f"op-{op_id}" / "stage" / "part.parquet"
+    acted: list[str] = []
+
+    def before_the_listing(name: str) -> None:
+        listing = getattr(type(site.store), name)
+
+        def watched(store: Any, folder: str) -> Any:
+            if folder.endswith("/data") and not acted:
+                acted.append(name)
+                worn.add(5)
+                Journal(writer).begin(op_id, site.reader.state(worn.events.name).table.table_id, "adopt", {}, [])
+                linked.parent.mkdir(parents=True)
+                linked.write_bytes(b"rows of a load")
+                foreign.grow_old(str(data))
+            return listing(store, folder)
+
+        monkeypatch.setattr(type(site.store), name, watched)
+
+    before_the_listing("list" if worn.engine == "embedded" else "folders")
+    assert did(worn.maintain(), "orphans").skipped == "nothing was found"
+    assert acted
+    assert linked.exists()
+    assert worn.rows() == original() | {(10_005, 5, "added")}
 
 
 @pytest.mark.parametrize("key", ["rewrite_sort_columns", "rewrite_zorder_columns"])
@@ -233,6 +303,12 @@ def test_more_than_one_commit_may_hold_follows_in_further_ones(worn: Lake) -> No
     assert worn.rows() == before
     assert len(worn.files()) < 8
     assert worn.table.snapshot_count > snapshots + 1
+
+
+def _journaled(lake: Lake, report: MaintenanceReport) -> Any:
+    op = lake.site.reader.op(report.op_id)  # type: ignore[arg-type]
+    assert op is not None
+    return op.counters
 
 
 def _lineage(lake: Lake) -> dict[int, tuple[int, int]]:

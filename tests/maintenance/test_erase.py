@@ -14,20 +14,26 @@ from modak.catalog import pins
 from modak.core import faults
 from modak.core.errors import ModakError, UsageError
 from modak.core.faults import Fault, InjectedFault
+from modak.core.names import TableName
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import Maintainer
 from modak.tables.maintenance import erasures, requests
-from modak.tables.maintenance.erase import by_key, count, erase_rows
+from modak.tables.maintenance.condition import by_key, for_spark
+from modak.tables.maintenance.erase import Erased, count, erase_rows
 from modak.tables.maintenance.run import maintain
 from modak.tables.maintenance.settling import beside, mark, on_its_way
+from modak.tables.registration.register import register
+from modak.tables.registration.request import RegisterRequest
 from modak.tables.repair import repair
+from modak.tables.site import Site
 from tests.cli.conftest import modak  # noqa: F401
 from tests.maintenance.lake import Lake, original
 from tests.maintenance.test_requests import environ
 from tests.mirror.pumping import Mirrored
 from tests.tables import readers
 from tests.tables.corrections import Corrections
+from tests.tables.events import Events
 
 __all__ = ["environ"]
 
@@ -136,10 +142,71 @@ def test_a_condition_that_cannot_be_read_changes_nothing(lake: Lake) -> None:
 
 
 def test_a_key_names_one_row(lake: Lake) -> None:
-    assert by_key(lake.site, lake.events.name, "7") == "id = '7'"
-    assert by_key(lake.site, lake.events.name, {"id": "a'b"}) == "id = 'a''b'"
+    assert by_key(lake.site, lake.events.name, " 07") == by_key(lake.site, lake.events.name, {"id": "7"})
+    assert count(lake.site, lake.events.name, by_key(lake.site, lake.events.name, "7")) == (0, 1)
     with pytest.raises(UsageError, match="The key of"):
         by_key(lake.site, lake.events.name, {"ts": "7"})
+    with pytest.raises(UsageError, match="is no value of id"):
+        by_key(lake.site, lake.events.name, "a'b")
+
+
+KEY = {
+    "user": r"a\b's",
+    "Code": "0F0E0D0C-0B0A-0908-0706-050403020100",
+    "raw": r"\xDEad",
+    "day": "infinity",
+    "at": "2024-05-01 02:00 +02",
+    "local": "0044-03-15 12:00 BC",
+    "price": "1.5",
+    "flag": "yes",
+    "short": "ab",
+}
+
+
+OTHERS = {"ab's", "postgres"}
+WRITTEN = """ "user" = 'a\\b''s' AND "Code" = '0f0e0d0c-0b0a-0908-0706-050403020100' """
+
+
+@pytest.mark.parametrize("where", [None, WRITTEN])
+def test_a_row_is_found_in_heap_and_lake_however_its_values_and_columns_are_spelt(
+    site: Site, leader: Leader, where: str | None
+) -> None:
+    events = Events(site, TableName("public", "keyed"))
+    columns = ", ".join(f'"{column}"' for column in KEY)
+    events.sql(
+        'CREATE TABLE public.keyed ("user" text, "Code" uuid, raw bytea, day date, at timestamptz, local timestamp,'
+        f" price numeric(10,2), flag boolean, short char(5), ts bigint, PRIMARY KEY ({columns}, ts))"
+        " PARTITION BY RANGE (ts)"
+    )
+    for lower in (0, 100, 200):
+        events.add_partition(lower)
+    for ts in (5, 230):
+        for user in (KEY["user"], *OTHERS):
+            values = ", ".join("$$" + value + "$$" for value in {**KEY, "user": user}.values())
+            events.sql(f"INSERT INTO public.keyed VALUES ({values}, {ts})")
+    register(site, RegisterRequest(events.name, tuple(KEY), "ts"))
+    events.tier(leader)
+    done = erase_rows(site, leader.epoch, events.name, where or by_key(site, events.name, KEY))
+    assert (done.heap_rows, done.lake_rows, done.waiting, done.found) == (1, 1, 0, 0)
+    assert {row[0] for row in events.sql('SELECT "user" FROM public.keyed')} == OTHERS
+    assert {row[0] for row in site.spark.sql("SELECT `user` FROM modak.modak.public.keyed").collect()} == OTHERS
+
+
+def test_a_value_that_is_too_long_for_its_column_is_no_other_shorter_value(site: Site, leader: Leader) -> None:
+    events = Events(site, TableName("public", "short"))
+    events.sql("CREATE TABLE public.short (id varchar(3), ts bigint, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)")
+    events.add_partition(0)
+    events.add_partition(100)
+    events.sql("INSERT INTO public.short VALUES ('abc', 5), ('abc', 130)")
+    events.register()
+    assert count(site, events.name, by_key(site, events.name, "abcd")) == (0, 0)
+    assert count(site, events.name, by_key(site, events.name, "abc"))[0] == 2
+
+
+def test_quotes_mean_to_spark_what_they_mean_to_postgres() -> None:
+    assert for_spark("""  "a`b" = 'it''s' AND c = 'x\\y' AND "d""e" = '"' """) == (
+        """  `a``b` = 'it\\'s' AND c = 'x\\\\y' AND `d"e` = '"' """
+    )
 
 
 def test_the_command_counts_erases_and_shows_evidence(lake: Lake, modak: Any, environ: dict[str, str]) -> None:  # noqa: F811
@@ -151,6 +218,30 @@ def test_the_command_counts_erases_and_shows_evidence(lake: Lake, modak: Any, en
     assert done.exit_code == 0, done.output
     assert "1 of the lake; 1 file rewritten" in done.stdout
     assert "found 0 matching rows" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("done", "exits", "says"),
+    [
+        (Erased(1, 1, 1, 1, 0, snapshots_scanned=2), 0, "found 0 matching rows"),
+        (Erased(1, 1, 1, 1, 3), 1, "Readers still hold 3 older snapshots"),
+        (Erased(1, 1, 1, 1, 0, snapshots_scanned=2, found=2), 1, "2 rows still match"),
+    ],
+)
+def test_the_command_fails_unless_its_evidence_is_complete(
+    lake: Lake,
+    modak: Any,  # noqa: F811
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    done: Erased,
+    exits: int,
+    says: str,
+) -> None:
+    lake.leader.__exit__(None, None, None)
+    monkeypatch.setattr("modak.tables.maintenance.erase.erase_rows", lambda *_: done)
+    ended = modak("erase", "--table", "public.events", "--pk", "7", "--local", **environ)
+    assert ended.exit_code == exits
+    assert says in ended.stdout + ended.stderr
 
 
 @pytest.fixture
@@ -179,8 +270,11 @@ def test_a_worker_that_leads_erases_beside_its_other_work(led: Lake, modak: Any,
     assert "found 0 matching rows" in done.stdout
     assert "secret" not in everywhere(led)
     assert led.rows() == original(4)
+    by_its_key = modak("erase", "--table", "public.events", "--pk", "9", **environ)
+    assert by_its_key.exit_code == 0, by_its_key.output
+    assert led.rows() == original(4, 9)
     kept = led.events.sql("SELECT condition, error, finished_at IS NOT NULL FROM modak.erasures")
-    assert kept == [(None, None, True)], "the condition is forgotten"
+    assert kept == [(None, None, True)] * 2, "the condition is forgotten"
 
 
 def test_a_worker_finishes_an_erasure_soon_after_its_last_reader(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,10 @@ def test_the_command_shows_tables_and_warnings(lake: Lake, modak: Any, environ: 
     shown = modak("health", "--table", "public.events", **environ)
     assert shown.exit_code == 0, shown.output
     assert "look at delete_debt" in shown.stdout
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert "snapshots 0 of 900" not in lines
+    assert {"delete_debt 0.1304 of 0.1", "snapshots 2 of 900", "snapshot_max_count 1000 (default)"} <= set(lines)
+    assert "snapshot_max_count" not in modak("health", **environ).stdout
     (found,) = json.loads(modak("health", "--json", **environ).stdout)
     assert found["table"] == "public.events"
     assert found["counters"]["files"] == 3

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from modak.runtime.leader import Leader
-from modak.tables.maintenance.loads import clean_failed_loads
 from modak.tables.repair import repair
 from tests.catalog.test_kill_aside import Place
 from tests.maintenance.lake import Lake
@@ -22,8 +20,7 @@ __all__ = ["life"]
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 
-LOADS = ("loads.before_delete", "loads.after_delete")
-KILLED = (*IN_A_PASS, *LATE, *LOADS)
+KILLED = (*IN_A_PASS, *LATE)
 
 
 @pytest.fixture
@@ -72,24 +69,3 @@ def test_a_pass_that_is_killed_while_late_deletes_are_carried_over_is_made_good(
         key = min(key for key in life.rows if key < 100)
         del life.rows[key]
         _killed(life, place, point, "maintain-late", key)
-
-
-@pytest.mark.parametrize("point", LOADS)
-def test_the_files_of_a_failed_load_go_though_the_first_who_deleted_was_killed(
-    lake: Lake, place: Place, warehouse: str, point: str
-) -> None:
-    staged = Path(warehouse, ".staging", "failed", "part.parquet")
-    staged.parent.mkdir(parents=True)
-    staged.write_bytes(b"rows")
-    lake.policy(maintenance_enabled=False, orphan_grace_hours=1)
-    lake.events.sql(
-        "INSERT INTO modak.load_labels (table_id, label, state, files, updated_at) SELECT table_id, 'l', 'failed',"
-        f" '[{{\"uri\": \"{staged.as_uri()}\"}}]', now() - interval '1 day' FROM modak.tables"
-    )
-    with another_leads(lake):
-        place.dies(point, "clean-loads")
-    assert staged.exists() == (point == "loads.before_delete")
-    writer = lake.site.writer(lake.leader.epoch)
-    clean_failed_loads(lake.site, writer)
-    assert not staged.exists()
-    assert clean_failed_loads(lake.site, writer) == 0

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from modak.catalog import pins
 from modak.core import faults
 from modak.core.errors import ModakError
-from modak.core.faults import Fault, InjectedFault
 from modak.lake.model import PUBLISHED_TAG, pin_tag
+from modak.runtime.loads import adopt_all
 from modak.runtime.maintaining import run
 from modak.storage.uri import local_path
-from modak.tables.maintenance.loads import clean_failed_loads
 from modak.tables.maintenance.orphans import refuse_overlap
 from modak.tables.maintenance.run import maintain
 from tests.maintenance import foreign
@@ -25,7 +24,6 @@ from tests.tables import readers
 COMPACT = (
     "CALL modak.system.rewrite_data_files(table => 'modak.modak.public.events', options => map('rewrite-all', 'true'))"
 )
-VISITED = {"loads.before_delete", "loads.after_delete"}
 
 
 def shown(lake: Lake, metadata: str, snapshot: int | None = None) -> set[object]:
@@ -42,19 +40,13 @@ def test_a_foreign_expiry_and_sweep_take_nothing_that_a_pinned_read_or_a_staged_
     lake.correct(1, 2, 150)
     lake.add(3)
     lake.maintain()
-    staged = Path(warehouse, ".staging", "load-1", "part.parquet")
-    staged.parent.mkdir(parents=True)
-    staged.write_bytes(b"rows of a load")
-    lake.events.sql(
-        "INSERT INTO modak.load_labels (table_id, label, state, files) SELECT table_id, 'l', 'staged',"
-        f" '[\"{staged.as_uri()}\"]' FROM modak.tables"
-    )
-    assert not staged.is_relative_to(local_path(lake.table.location) or "/nowhere")
+    staged = lake.stage("l", 40, 140)
+    assert not [path for path in staged if path.is_relative_to(local_path(lake.table.location) or "/nowhere")]
     lake.site.spark.sql(COMPACT).collect()
     foreign.grow_old(warehouse)
     foreign.expire_snapshots(lake.site)
     foreign.remove_orphan_files(lake.site)
-    assert staged.exists()
+    assert all(path.exists() for path in staged)
     assert shown(lake, pin.metadata_location) == before, "by the metadata file that the pin names"
     assert shown(lake, lake.table.metadata_location, pin.snapshot_id) == before, "by its snapshot in the present table"
     assert lake.rows() == original(1, 2, 150) | {
@@ -174,28 +166,27 @@ def test_a_sweep_leaves_the_files_of_an_operation_in_flight_alone(lake: Lake) ->
     assert lake.rows() == original(1, 2) | {(2, 2, "corrected")}
 
 
-@pytest.mark.parametrize("struck", [None, *sorted(VISITED)])
-def test_staged_files_of_failed_loads_go_even_when_maintenance_is_off(
-    lake: Lake, warehouse: str, struck: str | None
-) -> None:
+def test_a_pass_goes_over_staged_loads_and_files_of_failed_ones_go_even_when_maintenance_is_off(lake: Lake) -> None:
+    lake.policy(rewrite_min_input_files=2, orphan_sweep_enabled=True)
+    lake.correct(1, 2, 150)
+    lake.add(3)
+    failed, waits = lake.stage("failed", 40, 140), lake.stage("waits", 41, 141)
+    lake.maintain()
+    lake.events.sql("INSERT INTO modak.pauses (table_id) SELECT table_id FROM modak.tables")
+    lake.events.sql(
+        "UPDATE modak.load_labels SET state = 'failed', updated_at = clock_timestamp() WHERE label = 'failed'"
+    )
     lake.policy(maintenance_enabled=False, orphan_grace_hours=1)
-    folder = Path(warehouse, ".staging")
-    folder.mkdir()
-    for state in ("failed", "staged", "fresh"):
-        path = folder / f"{state}.parquet"
-        path.write_bytes(b"x")
-        age = "0 hours" if state == "fresh" else "2 hours"
-        lake.events.sql(
-            "INSERT INTO modak.load_labels (table_id, label, state, files, updated_at) SELECT table_id,"
-            f" '{state}', '{'staged' if state == 'staged' else 'failed'}', '[{{\"uri\": \"{path.as_uri()}\"}}]',"
-            f" clock_timestamp() - interval '{age}' FROM modak.tables"
-        )
-    writer = lake.site.writer(lake.leader.epoch)
-    if struck is not None:
-        faults.arm(Fault(struck))
-        with pytest.raises(InjectedFault):
-            clean_failed_loads(lake.site, writer)
-        faults.arm(None)
-    clean_failed_loads(lake.site, writer)
-    assert sorted(path.name for path in folder.iterdir()) == ["fresh.parquet", "staged.parquet"]
-    assert clean_failed_loads(lake.site, writer) == 0
+    lake.events.sql("UPDATE modak.load_stages SET created_at = created_at - interval '1 day'")
+    adopt_all(lake.site, lake.leader)
+    assert all(path.exists() for path in failed), "the grace begins with the failure"
+    lake.events.sql("UPDATE modak.load_labels SET updated_at = updated_at - interval '2 hours'")
+    with capture_logs() as logged:
+        lake.maintain()
+        adopt_all(lake.site, lake.leader)
+    assert not [event for event in logged if event["log_level"] in ("warning", "error")]
+    assert not [path for path in failed if path.exists()]
+    assert all(path.exists() for path in waits)
+    lake.events.sql("DELETE FROM modak.pauses")
+    assert adopt_all(lake.site, lake.leader) == 1
+    assert lake.rows() >= {(10_041, 41, "loaded"), (10_141, 141, "loaded"), (10_003, 3, "added")}

@@ -9,11 +9,14 @@ import pytest
 
 from modak import config
 from modak.core.names import TableName
+from modak.lake.iceberg.equality import applicable
 from modak.lake.model import DataFile, LakeFile, Snapshot, Vector
-from modak.lake.rewrite import Bin
+from modak.lake.policy import keys_of
+from modak.lake.rewrite import Bin, DeletedKeys
 from modak.tables.maintenance.manifests import clusters
 from modak.tables.maintenance.observe import Candidates
 from modak.tables.maintenance.plan import (
+    PASSES,
     Bounds,
     ExpiryStep,
     ManifestStep,
@@ -167,6 +170,52 @@ def test_an_erasure_expires_older_snapshots_at_once_but_not_pinned_ones() -> Non
     assert "debt" in plan.steps
     held = seen(snapshots=young, erase_below=5, bounds=Bounds(pinned=frozenset({1003}), horizon=3))
     assert plan_maintenance(held, off).steps["expiry"] == ExpiryStep((1001, 1002))
+
+
+ENVIRON = (
+    *(
+        (f"MODAK_{key}_ENABLED", "false", name)
+        for key, name in (
+            ("MAINTENANCE", "debt"),
+            ("REWRITE", "pack"),
+            ("DELETE_COMPACTION", "debt"),
+            ("MANIFEST_REWRITE", "manifests"),
+            ("SNAPSHOT_EXPIRY", "expiry"),
+        )
+    ),
+    ("MODAK_REWRITE_TARGET_BYTES", str(2 * MB), "pack"),
+    ("MODAK_REWRITE_MIN_INPUT_FILES", "11", "pack"),
+    ("MODAK_SNAPSHOT_RETENTION_HOURS", "36", "expiry"),
+    ("MODAK_SNAPSHOT_MIN_RETAINED", "8", "expiry"),
+    ("MODAK_ORPHAN_SWEEP_ENABLED", "true", "orphans"),
+)
+
+
+@pytest.mark.parametrize(("variable", "value", "name"), ENVIRON)
+def test_every_default_of_the_fleet_reaches_the_plan(variable: str, value: str, name: Any) -> None:
+    world = seen(
+        under_deletes=(file("d", deletes=1),),
+        small=tuple(file(f"s{n}", lower=n) for n in range(10)),
+        data_manifests=(5,) * 100,
+        snapshots=AGED,
+    )
+    usual = plan_maintenance(world, policy())
+    assert {*usual.steps, "orphans"} == set(PASSES)
+    assert plan_maintenance(world, resolve(config.load({variable: value}), {})).steps.get(name) != usual.steps.get(name)
+
+
+def test_no_default_of_the_fleet_is_forgotten() -> None:
+    known = {f"MODAK_{key.name.upper()}" for key in keys_of("iceberg").values() if key.setting is not None}
+    assert {variable for variable, _, _ in ENVIRON} == known
+
+
+def test_a_task_gets_the_deleted_keys_of_its_partitions_only() -> None:
+    def keys(spec: int, *partition: int) -> DeletedKeys:
+        return DeletedKeys(spec, partition, not partition, (), (), 1)
+
+    deleted = (keys(0, 0), keys(0, 100), keys(1, 100), keys(1))
+    files = [file("a", partition=100), file("b", partition=200)]
+    assert applicable(deleted, files) == (keys(0, 100), keys(1))
 
 
 def test_bins_are_shared_out_in_their_order() -> None:

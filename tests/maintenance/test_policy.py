@@ -93,6 +93,10 @@ def test_the_environment_gives_the_defaults_and_the_table_goes_over_them() -> No
         ("rewrite_target_bytes", "0", "at least 1024"),
         ("rewrite_enabled", "yes", "true or false"),
         ("orphan_grace_hours", "0", "at least 1"),
+        ("orphan_grace_hours", "20000000", "at most 876000"),
+        ("snapshot_retention_hours", "876001", "at most 876000"),
+        ("snapshot_max_count", "99999999999", "at most 1000000000"),
+        ("rewrite_target_bytes", "99999999999999", "at most"),
         ("colour", "red", "colour"),
     ],
 )
@@ -119,6 +123,14 @@ def test_several_changes_happen_at_once_or_not_at_all(site: Site) -> None:
     assert stored(site) == {}
 
 
+def test_arrays_are_sorted_by_but_not_z_ordered(site: Site) -> None:
+    with site.connect(autocommit=True) as conn:
+        conn.execute("ALTER TABLE public.events ADD COLUMN tags text[]")
+    edit(site, NAME, parse({"rewrite_sort_columns": "tags"}), (), reset=False)
+    with pytest.raises(UsageError, match="tags holds arrays"):
+        edit(site, NAME, parse({"rewrite_zorder_columns": "ts,tags"}), ["rewrite_sort_columns"], reset=False)
+
+
 def test_a_policy_that_somebody_else_has_changed_meanwhile_is_not_overwritten(site: Site) -> None:
     def meanwhile(point: str) -> None:
         if point == "policy.before_edit":
@@ -139,9 +151,13 @@ def test_a_crash_leaves_the_old_policy_or_the_new_one(site: Site, point: str) ->
     assert stored(site) == ({} if point == "policy.before_edit" else {"orphan_grace_hours": 7})
 
 
-def test_a_value_that_somebody_wrote_by_hand_is_named_with_the_way_out(site: Site) -> None:
+@pytest.mark.parametrize("value", ['"many"', "true", "0", "20000000000"])
+def test_a_value_that_somebody_wrote_by_hand_is_named_with_the_way_out(site: Site, value: str) -> None:
     with site.connect(autocommit=True) as conn:
-        conn.execute('UPDATE modak.tables SET maintenance_policy = \'{"snapshot_min_retained": "many"}\'')
+        conn.execute(
+            "UPDATE modak.tables SET maintenance_policy = jsonb_build_object('snapshot_min_retained', %s::jsonb)",
+            (value,),
+        )
     with pytest.raises(UsageError, match="snapshot_min_retained") as refused:
         of(site, site.reader.state(NAME).table)
     assert "--unset snapshot_min_retained" in refused.value.hint

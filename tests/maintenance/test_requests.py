@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from modak.catalog import operators
+from modak.catalog import operators, pins
 from modak.core import faults
 from modak.core.errors import Refused
 from modak.core.faults import Fault, InjectedFault
@@ -88,6 +90,21 @@ def test_a_request_filed_twice_is_one_run(lake: Lake) -> None:
     assert ops == [(1,)]
 
 
+def test_an_operators_request_refreshes_the_one_that_waits(lake: Lake) -> None:
+    first, _ = requests.file_request(lake.site, lake.events.name)
+    look = "SELECT requested_by, requested_at FROM modak.maintenance_requests"
+    ((_, filed_at),) = lake.events.sql(look)
+    with lake.site.connect() as conn:
+        assert operators.request_maintenance(conn, 1, "the console") == (first, False)
+    ((by, refreshed_at),) = lake.events.sql(look)
+    assert by == "the console"
+    assert refreshed_at > filed_at
+    assert requests.claim(lake.site.writer(lake.leader.epoch)) is not None
+    with lake.site.connect() as conn:
+        again, is_new = operators.request_maintenance(conn, 1, "the console")
+    assert (again > first, is_new) == (True, True)
+
+
 def test_a_table_that_nobody_registered_is_refused(lake: Lake) -> None:
     with pytest.raises(Refused, match="not registered"):
         requests.file_request(lake.site, TableName("public", "nothing"))
@@ -147,6 +164,48 @@ def test_the_command_waits_and_prints_what_was_done(
     assert "orphans: orphan_sweep_enabled is false." in done.stdout
     filed = modak("maintain", "--table", "public.events", "--no-wait", **environ)
     assert "filed" in filed.stdout
+
+
+def test_the_command_tells_how_far_the_pass_has_come(
+    lake: Lake,
+    modak: Any,  # noqa: F811
+    environ: dict[str, str],
+) -> None:
+    shown = ({"pass": "debt", "done": 0, "total": 0}, {"pass": "debt", "done": 1, "total": 2})
+
+    def serve() -> None:
+        writer = lake.site.writer(lake.leader.epoch)
+        while (claimed := requests.claim(writer)) is None:
+            time.sleep(0.05)
+        for progress in shown:
+            requests.tell(writer, claimed.request_id, progress)
+            time.sleep(1)
+        requests.finish(writer, claimed.request_id, {"debt": {"skipped": "nothing"}}, None, None)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    done = modak("maintain", "--table", "public.events", **environ)
+    server.join()
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.stderr.splitlines() if line.startswith("delete debt")] == [
+        "delete debt …",
+        "delete debt 1 of 2 tasks …",
+    ]
+
+
+def test_a_dry_run_says_what_would_be_read_and_what_must_stay(
+    lake: Lake,
+    modak: Any,  # noqa: F811
+    environ: dict[str, str],
+) -> None:
+    lake.delete(1)
+    pins.begin(lake.site.dsn, lake.events.name)
+    staged = lake.stage("waits", 40)
+    plan = modak("maintain", "--table", "public.events", "--dry-run", **environ)
+    assert plan.exit_code == 0, plan.output
+    assert re.search(r"^Read [\d.,]+ [KMG]?i?B, written about [\d.,]+ [KMG]?i?B\.$", plan.stdout, re.MULTILINE)
+    assert "1 pinned snapshot must stay, and everything since the oldest." in plan.stdout
+    assert f"{len(staged)} staged files must stay." in plan.stdout
 
 
 def test_without_a_leader_the_command_says_so_and_local_runs_the_pass(

@@ -18,6 +18,7 @@ from modak.core.names import TableName
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import answer
 from modak.tables.fold.run import fold
+from modak.tables.load.adopt import adopt
 from modak.tables.maintenance import requests
 from modak.tables.mirror.cycle import mirror_cycle
 from modak.tables.mirror.pump.run import Pump
@@ -43,6 +44,7 @@ class Soak:
     seed: int
     until: float
     rows: dict[tuple[int, int], str] = field(default_factory=dict)
+    loaded: set[int] = field(default_factory=set)
     troubles: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=dict)
 
@@ -88,7 +90,15 @@ class Soak:
     def work(self, _: random.Random) -> None:
         site, epoch, name = self.lake.site, self.lake.leader.epoch, self.lake.events.name
         tier(site, epoch, name)
+        adopt(site, epoch, name)
         fold(site, epoch, name)
+
+    def load(self, chance: random.Random) -> None:
+        """A batch of cold rows that waits to be adopted."""
+        keys = chance.sample(range(200), 3)
+        assert self.lake.stage(f"batch {self.done.get('loads', 0)}", *keys)
+        self.loaded.update(keys)
+        time.sleep(chance.random() * 0.5)
 
     def force(self, chance: random.Random) -> None:
         requests.file_request(self.lake.site, self.lake.events.name)
@@ -139,9 +149,22 @@ class Followed(Soak):
         mirror_cycle(site, epoch, self.lake.events.name)
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(120, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 8])
+def soaks(seconds: int, quick: int) -> pytest.MarkDecorator:
+    """For long by every engine, and for a moment by the one that needs no session."""
+    long = [pytest.mark.full, pytest.mark.timeout(900)]
+    return pytest.mark.parametrize(
+        ("engine", "seconds"),
+        [
+            pytest.param("embedded", seconds, marks=long),
+            pytest.param("spark", seconds, marks=[pytest.mark.spark, *long]),
+            ("embedded", quick),
+        ],
+    )
+
+
+@soaks(120, quick=8)
 def test_a_mirror_is_followed_and_looked_after_at_once(
-    site: Site, leader: Leader, seconds: int, request: pytest.FixtureRequest
+    site: Site, leader: Leader, engine: str, seconds: int, request: pytest.FixtureRequest
 ) -> None:
     seed = int(request.config.getoption("randomly_seed", 0))
     print(f"replay with --randomly-seed={seed}")
@@ -151,7 +174,7 @@ def test_a_mirror_is_followed_and_looked_after_at_once(
         rows="SELECT i, i, 'row ' || i FROM generate_series(0, 399) i",
         partition_width="100",
     )
-    lake = Lake(Events(site, TableName("public", "things")), leader)
+    lake = Lake(Events(site, TableName("public", "things")), leader, engine)
     soak = Followed(lake, seed, time.monotonic() + seconds)
     _together(soak)
     soak.work(random.Random(0))
@@ -159,22 +182,25 @@ def test_a_mirror_is_followed_and_looked_after_at_once(
     assert mirrored.is_same()
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(180, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 12])
+@soaks(180, quick=12)
 def test_everything_at_once_loses_nothing_and_revives_nothing(
-    lake: Lake, seconds: int, request: pytest.FixtureRequest
+    lake: Lake, engine: str, seconds: int, request: pytest.FixtureRequest
 ) -> None:
     seed = int(request.config.getoption("randomly_seed", 0))
     print(f"replay with --randomly-seed={seed}")
+    lake.engine = engine
     soak = Soak(lake, seed, time.monotonic() + seconds, {(i, i): f"row {i}" for i in range(251)})
-    _together(soak)
+    _together(soak, soak.thread("loads", soak.load))
+    assert soak.done["loads"] > 0
     soak.work(random.Random(0))
     _nothing_is_left(lake)
     events = lake.events
     expected: set[Row] = {(*key, body) for key, body in soak.rows.items()}
+    expected |= {(10_000 + key, key, "loaded") for key in soak.loaded}
     assert events.everything() == expected
 
 
-def _together(soak: Soak) -> None:
+def _together(soak: Soak, *more: threading.Thread) -> None:
     """Everything at once, until the time is up."""
     lake = soak.lake
     lake.policy(
@@ -190,6 +216,7 @@ def _together(soak: Soak) -> None:
         soak.thread("maintenance", soak.force),
         soak.thread("reader", soak.read),
         soak.thread("another reader", soak.read),
+        *more,
     ]
     for thread in threads:
         thread.start()

@@ -55,12 +55,13 @@ class Owned:
     buckets: dict[str, str]
 
     @contextmanager
-    def site(self, **keys: str) -> Iterator[Site]:
-        """A worker that has the keys; some of them other than they should be."""
+    def site(self, **keys: str | None) -> Iterator[Site]:
+        """A worker that has the keys; some of them other than they should be, or (None) not there."""
         environ = {
             f"MODAK_CREDENTIALS_{name.upper()}": f"s3.endpoint={self.proxy.endpoint};s3.access-key-id={key}"
             f";s3.secret-access-key={SECRETS[name]};s3.retry.num-retries=1"
             for name, key in {**KEYS, **keys}.items()
+            if key is not None
         }
         with open_site(settings_for(self.database, self.warehouse, self.home, **environ)) as opened:
             if opened.reader.profiles():
@@ -191,6 +192,33 @@ def test_a_wrong_key_is_named_costs_nothing_and_work_goes_on_once_it_is_right(
         assert not maintain(site, leader.epoch, bob).failed
         assert _read(site, bob) == _corrected(150) | loaded | HOT
         assert lake_rows(site, ada) == _corrected(150)
+
+
+@pytest.mark.full
+def test_staged_loads_of_a_key_that_is_wrong_or_not_there_wait_for_the_right_one(
+    owned: Owned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.load.run._Load.threshold", 1)
+    body = tmp_path / "body"
+    with owned.site() as site, Leader.campaign(site, 5) as leader:
+        table = owned.table(site, "bob", "bob")
+        assert tier(site, leader.epoch, table.name).rows == 200
+        for number, label in enumerate(("one", "two")):
+            rows = [{"id": 1000 + at, "ts": at, "body": "loaded"} for at in range(3 * number, 3 * number + 3)]
+            body.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            assert load(site, LoadRequest(table.name, label, "jsonl"), body).state == "staged"
+    for key, code in (("AKIDMALLORY", "storage.denied"), (None, "config.no_credentials")):
+        with owned.site(bob=key) as site, Leader.campaign(site, 5) as leader:
+            with pytest.raises(ModakError) as refused:
+                adopt(site, leader.epoch, table.name)
+            table.site = site
+            assert refused.value.code == code
+            assert table.sql("SELECT state, error FROM modak.load_labels") == [("staged", None)] * 2
+            assert site.reader.unfinished_ops() == ()
+    with owned.site() as site, Leader.campaign(site, 5) as leader:
+        table.site = site
+        assert adopt(site, leader.epoch, table.name).labels == 2
+        assert lake_rows(site, table.name) == ROWS | {(1000 + at, at, "loaded") for at in range(6)}
 
 
 def _read(site: Site, name: TableName) -> set[tuple[Any, ...]]:

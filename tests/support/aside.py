@@ -39,7 +39,6 @@ from modak.runtime.withdrawing import withdraw_all
 from modak.storage.objects import Objects
 from modak.tables.fold.run import fold
 from modak.tables.maintenance import erasures, policy, requests
-from modak.tables.maintenance.loads import clean_failed_loads
 from modak.tables.maintenance.run import maintain
 from modak.tables.repair import repair
 from modak.tables.tiering.run import TieringReport, tier
@@ -184,11 +183,6 @@ def _maintain_late(settings: Settings, key: str) -> None:
         maintain(site, leader.epoch, name, engine="embedded")
 
 
-def _clean_loads(settings: Settings, _: str) -> int:
-    with open_site(settings) as site, Leader.campaign(site, 60) as leader:
-        return clean_failed_loads(site, site.writer(leader.epoch))
-
-
 def _write(_: Settings, folder: str) -> list[DataFile]:
     return _written(folder).close()
 
@@ -213,7 +207,6 @@ ACTS: dict[str, Act] = {
     "abort": _abort,
     "ask": _ask,
     "begin": _begin,
-    "clean-loads": _clean_loads,
     "demo": _demo,
     "end": _end,
     "file": _file,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -24,6 +25,15 @@ def test_the_oldest_snapshots_go_first_and_kept_ones_never():
     assert surplus(listed(1, 2), limit=5, kept=set()) == ()
 
 
+def test_nothing_goes_from_the_first_snapshot_on_that_a_reader_or_an_operation_holds():
+    assert surplus(listed(5, 3, 1, 2, 4), limit=1, kept={5, 3}, held={3}) == (1, 2)
+    assert surplus(listed(1, 2, 3, 4), limit=1, kept={1}, held={1}) == ()
+
+
+def policy(events: Events, **values: Any) -> None:
+    events.sql(f"UPDATE modak.tables SET maintenance_policy = '{json.dumps(values)}'")
+
+
 def tier_one_more(events: Events, leader: Leader, lower: int) -> None:
     events.add_partition(lower)
     events.sql(f"INSERT INTO public.events VALUES ({lower}, {lower}, 'next')")
@@ -32,12 +42,66 @@ def tier_one_more(events: Events, leader: Leader, lower: int) -> None:
 
 def test_a_table_lists_no_more_snapshots_than_its_policy_allows(events: Events, leader: Leader) -> None:
     events.register()
-    events.sql("UPDATE modak.tables SET maintenance_policy = '{\"snapshot_max_count\": 2}'")
+    policy(events, snapshot_max_count=2, snapshot_min_retained=1)
     events.tier(leader)
     for lower in (300, 400, 500):
         tier_one_more(events, leader, lower)
     assert events.snapshots() == 2
     assert len(events.lake()) == 253
+    assert not events.site.reader.state(events.name).unfinished
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"snapshot_expiry_enabled": False},
+        {"maintenance_enabled": False},
+        {"snapshot_min_retained": 4},
+        {"snapshot_retention_hours": "by hand"},
+    ],
+)
+def test_no_snapshot_goes_where_expiry_is_off_or_so_many_are_retained(
+    events: Events, leader: Leader, more: dict[str, Any]
+) -> None:
+    events.register()
+    policy(events, **{"snapshot_max_count": 2, "snapshot_min_retained": 1, **more})
+    events.tier(leader)
+    for lower in (300, 400, 500):
+        tier_one_more(events, leader, lower)
+    assert events.snapshots() == 4
+
+
+def test_no_snapshot_goes_that_came_after_a_pinned_one(events: Events, leader: Leader) -> None:
+    events.register()
+    policy(events, snapshot_max_count=1, snapshot_min_retained=1)
+    events.tier(leader)
+    ((pin,),) = events.sql("SELECT pin_id FROM modak_read_begin('public.events')")
+    for lower in (300, 400, 500):
+        tier_one_more(events, leader, lower)
+    assert events.snapshots() == 4
+    events.sql(f"SELECT modak_read_end({pin})")
+    tier_one_more(events, leader, 600)
+    assert events.snapshots() == 1
+
+
+def test_whoever_comes_second_to_expire_snapshots_has_nothing_left_to_do(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.register()
+    policy(events, snapshot_max_count=9, snapshot_min_retained=1)
+    events.tier(leader)
+    tier_one_more(events, leader, 300)
+    policy(events, snapshot_max_count=1, snapshot_min_retained=1)
+    writer, alone = events.site.writer(leader.epoch), upkeep.commit_aside
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(upkeep, "commit_aside", alone)
+        assert upkeep.trim_snapshots(events.site, writer, events.name) == 1
+        alone(*arguments)
+
+    monkeypatch.setattr(upkeep, "commit_aside", overtaken)
+    assert upkeep.trim_snapshots(events.site, writer, events.name) == 0
+    assert events.snapshots() == 1
     assert not events.site.reader.state(events.name).unfinished
 
 

@@ -57,9 +57,12 @@ _OVER: LiteralString = """
     SELECT s.stage_id, s.table_id, s.label, s.folder FROM modak.load_stages s
     LEFT JOIN modak.load_labels l ON l.table_id = s.table_id AND l.label = s.label AND l.stage_id = s.stage_id
     LEFT JOIN modak.tables t ON t.table_id = s.table_id
-    WHERE l.state = 'committed' OR (
-        coalesce(l.state, 'none') <> 'staged' AND s.created_at < clock_timestamp() - make_interval(secs => 3600 *
-            coalesce((t.maintenance_policy ->> 'orphan_grace_hours')::float8, %s)))
+    WHERE (%(stage)s::text IS NULL OR s.stage_id = %(stage)s) AND (l.state = 'committed' OR (
+        coalesce(l.state, 'none') <> 'staged' AND greatest(s.created_at, l.updated_at) < clock_timestamp() -
+            -- What somebody wrote by hand and is no number holds up no other table.
+            make_interval(secs => 3600 * coalesce(
+                CASE WHEN t.maintenance_policy ->> 'orphan_grace_hours' ~ '^[0-9]{1,6}$'
+                THEN (t.maintenance_policy ->> 'orphan_grace_hours')::float8 END, %(hours)s))))
     ORDER BY s.created_at
 """
 _WAITING: LiteralString = """
@@ -194,7 +197,20 @@ def open_stage(conn: Conn, stage: Stage) -> None:
 
 def stages_over(conn: Conn, grace: timedelta) -> list[Stage]:
     """Stages that nobody needs: adopted, or left by a failure or a crash longer ago than the grace."""
-    return [Stage(*row) for row in conn.execute(_OVER, (grace.total_seconds() / 3600,))]
+    return _over(conn, grace)
+
+
+def is_over(conn: Conn, stage: Stage, grace: timedelta) -> bool:
+    """Whether that is still so, and no load that writes into the stage is under way."""
+    # The label first: a load that has just ended has given the stage a label, which is looked for only then.
+    if stage.table_id is not None and not try_lock(conn, stage.table_id, stage.label):
+        return False
+    return bool(_over(conn, grace, stage.stage_id))
+
+
+def _over(conn: Conn, grace: timedelta, stage_id: str | None = None) -> list[Stage]:
+    hours = grace.total_seconds() / 3600
+    return [Stage(*row) for row in conn.execute(_OVER, {"stage": stage_id, "hours": hours})]
 
 
 def forget_stage(conn: Conn, stage_id: str) -> None:

@@ -22,11 +22,9 @@ Conn = psycopg.Connection[Any]
 
 _REQUEST: LiteralString = """
     INSERT INTO modak.maintenance_requests (table_id, requested_by) VALUES (%(table)s, %(by)s)
-    ON CONFLICT (table_id) WHERE claimed_at IS NULL DO NOTHING
-    RETURNING request_id
-"""
-_PENDING: LiteralString = """
-    SELECT request_id FROM modak.maintenance_requests WHERE table_id = %(table)s AND claimed_at IS NULL
+    ON CONFLICT (table_id) WHERE claimed_at IS NULL
+    DO UPDATE SET requested_at = clock_timestamp(), requested_by = excluded.requested_by
+    RETURNING request_id, xmax = 0
 """
 _BEAT: LiteralString = """
     INSERT INTO modak.workers (holder, host, pid, version, role, epoch, address, started_at, doing)
@@ -129,16 +127,14 @@ def refuse_if_held(conn: Conn, table_id: int) -> None:
 
 
 def request_maintenance(conn: Conn, table_id: int, by: str) -> tuple[int, bool]:
-    """File a request for a maintenance pass: its number, and whether it is new (one that waits is enough)."""
+    """File a request for a maintenance pass: its number, and whether it is new (one that waits is refreshed)."""
     refuse_if_held(conn, table_id)
     reach("operators.before_request")
-    given = {"table": table_id, "by": by}
-    row = conn.execute(_REQUEST, given).fetchone()
-    found = row or conn.execute(_PENDING, given).fetchone()
+    row = conn.execute(_REQUEST, {"table": table_id, "by": by}).fetchone()
     conn.commit()
     reach("operators.after_request")
-    # Claimed between the two statements: it is being served, and counts as filed before.
-    return (int(found[0]) if found else 0), row is not None
+    assert row is not None
+    return int(row[0]), bool(row[1])
 
 
 def beat(conn: Conn, worker: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a maintenance policy is made of, whatever the lake's format: keys with a kind, a default and a least value.
+"""What a maintenance policy is made of, whatever the lake's format: keys with a kind, a default and bounds.
 
 The format plugin says which keys there are (`lake/iceberg/policy.py`); nothing outside of it knows their meaning but
 the passes that read them. Standard library only, so that `modak-worker policy` starts in a blink.
@@ -30,6 +30,8 @@ class PolicyKey:
     """None: the worker's setting `setting` decides."""
     meaning: str
     least: int = 0
+    most: int = 1_000_000_000
+    """No number that makes sense is larger, and a larger one would overflow somewhere."""
     setting: str | None = None
     """The name of the fleet-wide setting in the concern `maintenance`."""
 
@@ -51,8 +53,8 @@ class PolicyKey:
         """A value as it stands in the catalog, which anybody may have written."""
         if self.kind == "flag" and isinstance(value, bool):
             return value
-        if self.kind == "number" and isinstance(value, int) and not isinstance(value, bool):
-            return self._checked(value)
+        if self.kind == "number" and type(value) is int and self.least <= value <= self.most:
+            return value
         if self.kind == "columns" and isinstance(value, str):
             return value
         raise UsageError(
@@ -64,6 +66,8 @@ class PolicyKey:
     def _checked(self, value: int) -> int:
         if value < self.least:
             raise UsageError("usage.set", f"{self.name} must be at least {self.least}, not {value}.")
+        if value > self.most:
+            raise UsageError("usage.set", f"{self.name} must be at most {self.most}, not {value}.")
         return value
 
 

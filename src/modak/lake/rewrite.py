@@ -6,8 +6,7 @@ Spark task. Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from modak.lake.model import DataFile, EqualityDeletes, LakeColumn, LakeFile, Layout, Vector
 
@@ -107,4 +106,3 @@ class Replacement:
     vectors: tuple[Vector, ...] = ()
     """Rows that were deleted after they had been read, by their new places."""
     removed_deletes: tuple[Vector | EqualityDeletes, ...] = ()
-    current: Mapping[str, LakeFile] = field(default_factory=dict)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
 from modak.runtime import daemon, tracing
 from modak.runtime.daemon import OnEvent
 from modak.runtime.pulse import Pulse
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from modak.runtime.web.context import Context
+
+
+log = structlog.get_logger()
 
 
 class Guest(Protocol):
@@ -61,6 +66,8 @@ def host(
             guest = guests(context) if guests else None
             further = [*loads(context), *(guest.routers() if guest else ())]
             stack.enter_context(listening(context, chosen, further, gate=guest.gate if guest else None))
+        elif site.settings.load.token is not None:
+            log.warning("load.not_served", because="MODAK_LOAD_TOKEN is set and MODAK_METRICS_PORT is not")
         daemon.run(site, stop=stop, on_event=on_event, pulse=pulse)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -45,15 +47,18 @@ def load(
 ) -> dict[str, Any]:
     """Load rows (mappings, the bytes of a body, or the path of a file) into a table; returns the daemon's answer.
 
-    Without `url` the daemon of this machine is asked, where `MODAK_HTTP_HOST` and `MODAK_CONSOLE_PORT` say; without
-    `token` `MODAK_LOAD_TOKEN` is taken. Without a label one is made up, and used for every try of this call.
+    Without `url` the daemon of this machine is asked, at `MODAK_HTTP_HOST`: the worker that listens on
+    `MODAK_METRICS_PORT`, else the console on `MODAK_CONSOLE_PORT`. Without `token` `MODAK_LOAD_TOKEN` is taken. Without
+    a label one is made up, and used for every try of this call.
     """
     base = url or _here()
     secret = token or os.environ.get("MODAK_LOAD_TOKEN")
     if not secret:
         raise UsageError("load.token", "There is no token.", hint="Give token=…, or set MODAK_LOAD_TOKEN.")
     body, kind = _body(rows, content_type)
-    ask = f"{base.rstrip('/')}/api/load/{urllib.parse.quote(table)}?max_error_ratio={max_error_ratio:g}"
+    # With all digits, because of a million rows the last ones count, and without an exponent, which the daemon refuses.
+    ratio = f"{Decimal(repr(float(max_error_ratio))):f}"
+    ask = f"{base.rstrip('/')}/api/load/{urllib.parse.quote(table)}?max_error_ratio={ratio}"
     headers = {"X-Modak-Token": secret, "X-Modak-Label": label or uuid4().hex, "Content-Type": kind}
     for attempt in range(1, tries + 1):
         try:
@@ -68,7 +73,16 @@ def load(
 
 def _here() -> str:
     host = os.environ.get("MODAK_HTTP_HOST", "127.0.0.1")
-    return f"http://{host}:{os.environ.get('MODAK_CONSOLE_PORT', '9090')}"
+    console, headless = os.environ.get("MODAK_CONSOLE_PORT", "9090"), os.environ.get("MODAK_METRICS_PORT")
+    return f"http://{host}:{headless if headless and _listens(host, headless) else console}"
+
+
+def _listens(host: str, port: str) -> bool:
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def _body(rows: Iterable[Mapping[str, Any]] | bytes | str | Path, kind: str | None) -> tuple[bytes | Path, str]:

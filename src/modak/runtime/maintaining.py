@@ -1,9 +1,9 @@
 """Lake maintenance beside the tables' own work, for as long as this process leads.
 
-One thread claims forced passes and runs the scheduled ones, table after table; another looks at lake health and cleans
-up after failed loads, whether or not maintenance is on. A long rewrite holds up neither tiering nor the pump: they
-commit in between, and the rewrite takes what they changed along. A table whose pass cannot run waits alone, longer from
-failure to failure. Both threads stop after the step that runs.
+One thread claims forced passes and runs the scheduled ones, table after table; another looks at lake health, whether or
+not maintenance is on. A long rewrite holds up neither tiering nor the pump: they commit in between, and the rewrite
+takes what they changed along. A table whose pass cannot run waits alone, longer from failure to failure. Both threads
+stop after the step that runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from modak.runtime import working
 from modak.runtime.leader import Leader
 from modak.tables.maintenance import erasures, health, requests
 from modak.tables.maintenance.erase import erase_rows
-from modak.tables.maintenance.loads import clean_failed_loads
 from modak.tables.maintenance.run import MaintenanceReport, maintain
 from modak.tables.maintenance.settling import beside
 from modak.tables.site import Site
@@ -93,7 +92,7 @@ def _loop(name: str, turn: Callable[[], None], seconds: float, stop: threading.E
 
 
 class Watcher:
-    """Health of every lake, and what failed loads have left."""
+    """Health of every lake."""
 
     def __init__(self, site: Site, leader: Leader) -> None:
         self._site = site
@@ -104,7 +103,6 @@ class Watcher:
         writer = self._site.writer(self._leader.epoch)
         with working.doing("health"):
             health.collect_all(self._site, writer)
-            clean_failed_loads(self._site, writer)
 
 
 class Maintainer:
@@ -114,7 +112,6 @@ class Maintainer:
         self._site = site
         self._leader = leader
         self._stopping = stopping
-        self._begun = site.clock.now()
         self._failures: dict[TableName, int] = {}
         self._again: dict[TableName, float] = {}
         self._looked: dict[TableName, float] = {}
@@ -176,13 +173,13 @@ class Maintainer:
             last = dict(conn.execute(_LAST).fetchall())
             held = operators.pauses(conn)
         now, patient = self._site.clock.now(), self._site.clock.monotonic()
-        # A new table, or a catalog that never saw maintenance: counted from the start of this lead.
+        # A table that never had a pass is counted from its registration: leads may be shorter than the interval.
         return [
             record
             for record in self._site.reader.tables()
             if record.table_id not in held
             and self._again.get(record.name, patient) <= patient
-            and now - last.get(record.table_id, self._begun) >= interval
+            and now - last.get(record.table_id, record.created_at) >= interval
         ]
 
 

@@ -20,6 +20,13 @@ MEMORY = "512MB"
 SAMPLE_ROWS = 200_000
 _BITS = 16
 _PLACE = "modak place"
+_TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
 
 
 def sorted_batches(
@@ -85,7 +92,7 @@ def _rank(column: pa.Array, ladder: Any) -> Any:
 def _numbers(column: pa.Array) -> Any:
     """Values as numbers of the same order, as far as sixty bits tell it; NULL is the least."""
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+    if any(holds(kind) for holds in _TEXTS):
         return _heads(column)
     if pa.types.is_temporal(kind):
         column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
@@ -93,6 +100,9 @@ def _numbers(column: pa.Array) -> Any:
         numbers = column.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
         numbers = pc.cast(column.cast(pa.string()), pa.float64())
+    except pa.ArrowNotImplementedError:
+        # A list, say, by a policy that was written by hand: it has no place, and the rows are laid by the others.
+        return np.zeros(len(column))
     return np.asarray(numbers.fill_null(-np.inf))
 
 

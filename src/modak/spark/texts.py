@@ -220,7 +220,7 @@ def _header(path: Path) -> list[str]:
     import csv
 
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             names = next(csv.reader(file), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(error) from error

@@ -1,14 +1,15 @@
 """Small housekeeping of the lake's metadata that belongs to every pass.
 
 A pinned snapshot carries a tag so that no expiry, ours or foreign, takes it; when the last pin has lapsed the tag
-goes. And a table never lists more snapshots than its policy allows (`snapshot_max_count`), because every metadata
-file repeats all of them.
+goes. And a table lists no more snapshots than its policy allows (`snapshot_max_count`), because every metadata file
+repeats all of them: where expiry is on, the oldest go, up to the first that a reader or an operation holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import structlog
 
@@ -23,12 +24,11 @@ from modak.core.underway import working
 from modak.lake.changes import Change, ExpireSnapshots
 from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot
 from modak.tables.landing import Changes, land
+from modak.tables.maintenance.policy import of
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations, unless_done
 
 log = structlog.get_logger()
-
-SNAPSHOT_MAX_COUNT = 1_000
 
 
 def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
@@ -55,37 +55,76 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
 def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
     """Expire the oldest snapshots beyond the table's limit; returns how many went."""
     state = site.reader.state(name)
+    limit = _limit(site, state)
     lake = site.lake.load(state.table.lake)
-    limit = int(state.table.maintenance_policy.get("snapshot_max_count", SNAPSHOT_MAX_COUNT))
-    if lake is None or lake.snapshot_count <= limit:
+    if limit is None or lake is None or lake.snapshot_count <= limit:
         return 0
-    going = surplus(site.lake.snapshots(lake), limit, kept_snapshots(lake, state))
+    going = _surplus(site, lake, state, limit)
     if not going:
         return 0
 
     def changes(now: LakeTable, current: TableState) -> Sequence[Change]:
-        return [ExpireSnapshots(surplus(site.lake.snapshots(now), limit, kept_snapshots(now, current)))]
+        return [ExpireSnapshots(_surplus(site, now, current, limit))]
 
-    commit_aside(site, writer, state, "expire", changes)
+    try:
+        commit_aside(site, writer, state, "expire", changes)
+    except ModakError as error:
+        if error.code != "lake.nothing_changed":
+            raise
+        # A neighbour has just expired them.
+        return 0
     finish_operations(site, writer, site.reader.state(name))
     log.info("lake.snapshots_expired", table=str(name), snapshots=len(going))
     return len(going)
 
 
-def surplus(snapshots: Sequence[Snapshot], limit: int, kept: set[int]) -> tuple[int, ...]:
-    """The oldest snapshots that must go so that at most `limit` remain; what is kept is never among them."""
-    free = [snapshot.id for snapshot in sorted(snapshots, key=lambda s: s.sequence_number) if snapshot.id not in kept]
+def _limit(site: Site, state: TableState) -> int | None:
+    """How many snapshots the table may list; None: nothing expires."""
+    try:
+        policy = of(site, state.table)
+    except ModakError as error:
+        # A value that was written by hand: maintenance and health say so, and the flows go on.
+        log.debug("lake.policy_unreadable", table=str(state.table.name), because=error.message)
+        return None
+    if not (policy["maintenance_enabled"] and policy["snapshot_expiry_enabled"]):
+        return None
+    return max(int(policy["snapshot_max_count"]), int(policy["snapshot_min_retained"]))
+
+
+def _surplus(site: Site, lake: LakeTable, state: TableState, limit: int) -> tuple[int, ...]:
+    if any(pin.snapshot_id is None for pin in state.pins):
+        # Pinned while the lake was still empty: that reader may look at any snapshot.
+        return ()
+    held = _pinned(state) | _read(state)
+    return surplus(site.lake.snapshots(lake), limit, kept_snapshots(lake, state), held)
+
+
+def surplus(
+    snapshots: Sequence[Snapshot], limit: int, kept: Collection[int], held: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The oldest snapshots that must go so that at most `limit` remain: none that is kept, none from a held one on."""
+    ordered = sorted(snapshots, key=lambda each: each.sequence_number)
+    before = takewhile(lambda each: each.id not in held, ordered)
+    free = [each.id for each in before if each.id not in kept]
     return tuple(free[: max(len(snapshots) - limit, 0)])
+
+
+def _pinned(state: TableState) -> set[int]:
+    return {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
+
+
+def _read(state: TableState) -> set[int]:
+    """The bases of operations in flight."""
+    return {int(op.plan["base"]) for op in state.unfinished if not op.landed and op.plan.get("base") is not None}
 
 
 def kept_snapshots(lake: LakeTable, state: TableState) -> set[int]:
     """Snapshots that must stay: published, current, pinned and tagged ones, and what an operation in flight reads."""
-    pinned = {pin.snapshot_id for pin in state.pins if pin.snapshot_id is not None}
+    pinned = _pinned(state)
     current = {s for s in (lake.snapshot_id, state.cutline.snapshot_id) if s is not None}
-    read = {int(op.plan["base"]) for op in state.unfinished if not op.landed and op.plan.get("base") is not None}
     # Every commit drops the tags of pins that are gone, and what they kept may go with it.
     tagged = {kept for tag, kept in lake.tags.items() if not tag.startswith(PIN_TAG) or kept in pinned}
-    return pinned | current | read | tagged
+    return pinned | current | _read(state) | tagged
 
 
 def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:

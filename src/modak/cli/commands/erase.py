@@ -52,8 +52,9 @@ def erase(
     from modak.cli.place import opened
 
     with opened(log_level="warning" if dry_run else "info") as site:
-        from modak.tables.maintenance.erase import by_key, erase_rows
+        from modak.tables.maintenance.condition import by_key
         from modak.tables.maintenance.erase import count as count_rows
+        from modak.tables.maintenance.erase import erase_rows
 
         condition = where if where is not None else by_key(site, name, _keys(pk or []))
         if dry_run:
@@ -73,6 +74,13 @@ def erase(
             else:
                 done = erase_rows(site, leader.epoch, name, condition)
     _show(done)
+    if done.found:
+        raise ModakError(
+            "erase.found",
+            f"{count(done.found, 'row')} still match.",
+            hint="Somebody writes them anew, or the condition means different things to Postgres and to Spark: with"
+            " --dry-run the command tells how many rows either finds.",
+        )
     if done.waiting:
         raise typer.Exit(1)
 

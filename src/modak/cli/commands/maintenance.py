@@ -259,9 +259,10 @@ def health(
 
     with opened() as site:
         from modak.tables.maintenance.health import read
+        from modak.tables.maintenance.policy import of
 
         if name is not None:
-            site.reader.state(name)
+            in_force = of(site, site.reader.state(name).table)
         found = [each for each in read(site) if name is None or each.table == name]
     if json_:
         dump([_plain(each) for each in found])
@@ -270,6 +271,10 @@ def health(
         say("No table is registered.")
     for each in found:
         _show_health(each)
+    if name is not None:
+        for each in found:
+            _show_thresholds(each)
+        _show_policy(in_force)
 
 
 def _plain(each: Health) -> dict[str, Any]:
@@ -311,3 +316,12 @@ def _show_health(each: Health) -> None:
     )
     for one in each.warnings:
         say(f"{paint('look at', 'yellow')} {one['name']}: {one['message']} {one['hint']}")
+
+
+def _show_thresholds(each: Health) -> None:
+    """Everything that is looked at, and from where on it is told."""
+    from modak.tables.maintenance.health import judged
+
+    if "files" in each.counters:
+        say("Warnings, each from its threshold on:")
+        fields({one.name: f"{one.value:g} of {one.threshold:g}" for one in judged(each.counters, each.policy)})

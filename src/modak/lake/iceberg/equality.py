@@ -89,6 +89,18 @@ def _merged(task: Gathering, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
 
 
+def applicable(deleted: Iterable[DeletedKeys], files: Iterable[LakeFile]) -> tuple[DeletedKeys, ...]:
+    """Those of the gathered keys that rows of these files can be hidden by."""
+    places = {_place(found) for found in files}
+    return tuple(each for each in deleted if each.everywhere or (each.spec_id, each.partition) in places)
+
+
+def _place(found: LakeFile) -> tuple[int, tuple[object, ...]]:
+    """The spec of a file and its partition."""
+    entry: dict[str, Any] = json.loads(found.file.json)
+    return entry["spec-id"], partition_of(entry)
+
+
 class Hidden:
     """All keys that a task's files can be hidden by."""
 
@@ -98,11 +110,10 @@ class Hidden:
 
     def of(self, found: LakeFile) -> tuple[Keys, ...]:
         """The keys that are gone from a file, one set per set of columns."""
-        entry: dict[str, Any] = json.loads(found.file.json)
+        place = _place(found)
         chosen = []
         for number, (each, table) in enumerate(self._sets):
-            same = each.spec_id == entry["spec-id"] and each.partition == partition_of(entry)
-            if not (each.everywhere or same):
+            if not (each.everywhere or (each.spec_id, each.partition) == place):
                 continue
             later = np.asarray(table.column(_SEQUENCE)) > (found.sequence_number or 0)
             count = int(np.count_nonzero(later))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from modak.lake.policy import PolicyKey
 
+_CENTURY = 876_000
+"""In hours. Much more than that before now is no year that a clock knows."""
+
 _ALL = (
     PolicyKey("maintenance_enabled", "flag", None, "the whole maintenance pass", setting="enabled"),
     PolicyKey("rewrite_enabled", "flag", None, "small-file bin-pack", setting="rewrite_enabled"),
@@ -13,6 +16,7 @@ _ALL = (
         None,
         "data files smaller than this are bin-pack candidates",
         least=1024,
+        most=1 << 40,
         setting="rewrite_target_bytes",
     ),
     PolicyKey(
@@ -50,6 +54,7 @@ _ALL = (
         "number",
         None,
         "snapshots older than this are expirable",
+        most=_CENTURY,
         setting="snapshot_retention_hours",
     ),
     PolicyKey(
@@ -65,7 +70,12 @@ _ALL = (
         "orphan_sweep_enabled", "flag", None, "listing-based sweep of orphan files", setting="orphan_sweep_enabled"
     ),
     PolicyKey(
-        "orphan_grace_hours", "number", 72, "age before an unreferenced or failed-load file may be deleted", least=1
+        "orphan_grace_hours",
+        "number",
+        72,
+        "age before an unreferenced or failed-load file may be deleted",
+        least=1,
+        most=_CENTURY,
     ),
 )
 

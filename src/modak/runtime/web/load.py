@@ -63,6 +63,7 @@ _STATUS = {
     "load.media_type": 415,
     "load.content_encoding": 415,
     "load.token": 401,
+    "load.no_space": 503,
 }
 _BAD_REQUEST = ("load.", "usage.", "types.", "evolve.", "ingest.", "amend.")
 
@@ -97,6 +98,8 @@ class _Door:
                 return await self._take_in(asked, encoding, request)
         except ModakError as error:
             return _refused(error)
+        except OSError as error:
+            return _refused(_no_space(error))
         except ClientDisconnect:
             return JSONResponse({"error": "load.disconnected"}, 400)
 
@@ -127,8 +130,8 @@ class _Door:
         )
 
     def _check_token(self, request: Request) -> None:
-        bearer = request.headers.get("authorization", "")
-        given = request.headers.get("x-modak-token") or bearer.removeprefix("Bearer ").strip()
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.get("x-modak-token") or (bearer.strip() if scheme.lower() == "bearer" else "")
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
             raise ModakError("load.token", "The token is missing or wrong.", hint="Send X-Modak-Token.")
 
@@ -162,7 +165,7 @@ def _asked(table: str, request: Request) -> LoadRequest:
 
 
 def _ratio(text: str) -> float:
-    if not re.fullmatch(r"(?:0|1)?(?:\.\d{1,6})?", text) or not text or text == "." or float(text or 0) > 1:
+    if not re.fullmatch(r"(?:0|1)?(?:\.\d{1,400})?", text) or not text or text == "." or float(text or 0) > 1:
         raise UsageError("load.max_error_ratio", "max_error_ratio is a number from 0 to 1.")
     return float(text)
 
@@ -172,6 +175,16 @@ def _encoding(request: Request) -> Encoding:
     if given not in _ENCODINGS:
         raise ModakError("load.content_encoding", f"Content-Encoding {given!r} is not known.", hint="gzip or zstd.")
     return _ENCODINGS[given]
+
+
+def _no_space(error: OSError) -> ModakError:
+    """The body, and what is made of it, waits on the disk of this machine."""
+    return ModakError(
+        "load.no_space",
+        f"The worker cannot keep the batch on its disk: {error.strerror or error}.",
+        hint="Free space in its folder for temporary files (TMPDIR), and send the batch again.",
+        retryable=True,
+    )
 
 
 def _refused(error: ModakError) -> JSONResponse:

@@ -2,17 +2,19 @@
 
 Labels are taken in the order in which they were accepted, several at once as long as no key comes twice among them; a
 key that does waits for the next commit, so the later batch wins. Corrections older than a batch give way to it, newer
-ones stay. A label that cannot be adopted fails alone. Memory is bounded by the keys of one commit's labels.
+ones stay. A label that is itself to blame fails alone; under any other trouble all of them stay staged. Memory is
+bounded by the keys of one commit's labels.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 import psycopg
 import structlog
@@ -23,7 +25,7 @@ from modak.catalog.lease import Epoch
 from modak.catalog.loads import Label
 from modak.catalog.records import TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
-from modak.core.errors import Conflict, ModakError, NotLeader, Refused
+from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.core.ids import OpId, new_op_id
 from modak.core.names import TableName
@@ -53,6 +55,14 @@ MOST_KEYS = 2_000_000
 GRACE = timedelta(hours=72)
 """How long files of a failed or interrupted load are kept where the table's policy says nothing else."""
 
+_NOBODY_INGESTS: LiteralString = """
+    SELECT NOT EXISTS (SELECT FROM modak.op_log
+        WHERE table_id = %s AND kind = 'ingest' AND phase NOT IN ('committed', 'done', 'abandoned'))
+"""
+_THEIR_OWN = frozenset({"load.damaged", "load.missing", "load.misplaced", "ingest.lines_moved"})
+"""What is wrong with a label itself. The store, the lake and this worker may be well again tomorrow."""
+_GONE = frozenset({"storage.missing", "storage.not_found"})
+
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
@@ -76,7 +86,7 @@ def adopt(site: Site, epoch: Epoch, name: TableName) -> Adopted:
     try:
         while True:
             state = site.reader.state(name)
-            if state.table.frozen is not None:
+            if _has_to_wait(state):
                 return done
             batch = _next(site, site.writer(epoch), state)
             if not batch:
@@ -86,20 +96,24 @@ def adopt(site: Site, epoch: Epoch, name: TableName) -> Adopted:
         raise translate(error) from error
 
 
+def _has_to_wait(state: TableState) -> bool:
+    # The rows of an ingest are older than those of a batch that came while it worked, and land first.
+    ingesting = any(op.kind == "ingest" and not op.landed for op in state.unfinished)
+    return ingesting or state.table.frozen is not None
+
+
 def _settle(site: Site, writer: CatalogWriter, state: TableState, batch: Sequence[_Waiting], done: Adopted) -> Adopted:
     try:
         rows = _adopt(site, writer, state, batch)
         return replace(done, labels=done.labels + len(batch), rows=done.rows + rows)
-    except NotLeader:
-        raise
     except ModakError as error:
-        if len(batch) > 1 and not isinstance(error, Conflict):
+        if error.code not in _THEIR_OWN:
+            raise
+        if len(batch) > 1:
             # One of them is to blame: each alone, so that it fails alone.
             for one in batch:
                 done = _settle(site, writer, site.reader.state(state.table.name), [one], done)
             return done
-        if error.retryable or isinstance(error, Conflict):
-            raise
         label = batch[0].label.label
         _fail(writer, state, label, error)
         return replace(done, failed=(*done.failed, label))
@@ -168,7 +182,7 @@ def _read(keys: KeyFile) -> Iterator[pa.RecordBatch]:
     from modak.lake.iceberg.output import mapped
 
     rows = 0
-    with mapped(keys.uri) as source:
+    with _there(keys.uri), mapped(keys.uri) as source:
         try:
             reader = pa.ipc.open_file(source)
             for index in range(reader.num_record_batches):
@@ -184,6 +198,17 @@ def _read(keys: KeyFile) -> Iterator[pa.RecordBatch]:
         raise Refused("load.damaged", f"{keys.uri} has {rows:,} keys, its label says {keys.rows:,}.")
 
 
+@contextmanager
+def _there(uri: str) -> Iterator[None]:
+    """A staged file that is gone is the label's own trouble; a store that does not answer is not."""
+    try:
+        yield
+    except ModakError as error:
+        if error.code not in _GONE:
+            raise
+        raise Refused("load.missing", f"The staged file {uri} is gone.") from error
+
+
 def _adopt(site: Site, writer: CatalogWriter, state: TableState, batch: Sequence[_Waiting]) -> int:
     table = state.table
     op_id: OpId = new_op_id(site.clock)
@@ -196,19 +221,21 @@ def _adopt(site: Site, writer: CatalogWriter, state: TableState, batch: Sequence
         "cut_from": min(one.staged.keys.lower for one in batch),
         "cut_to": min(max(one.staged.keys.upper for one in batch) + 1, room.upper),
     }
+    # Before the journal: what a closed store refuses here every round leaves no operation behind each time.
+    intake = _intake(site, writer, state)
+    _refuse_misplaced(batch, intake)
+    _refuse_damaged(batch, intake)
     with oplock.held(site.dsn, op_id):
         Journal(writer).begin(op_id, table.table_id, "adopt", plan, [folder])
         try:
             Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
-            intake = _intake(site, writer, state)
-            _refuse_misplaced(batch, intake)
-            _refuse_damaged(batch, intake)
             files = tuple(_moved(file, folder) for one in batch for file in one.staged.files)
             reach("adopt.files_copied")
             keys = [one.staged.keys for one in batch]
             landing = Landing(site, writer, state, intake, op_id, folder, keys)
 
             def also(tx: CommitTransaction) -> None:
+                tx.require("An ingest has begun since the labels were looked at.", _NOBODY_INGESTS, (table.table_id,))
                 tx.steps.append(lambda conn: loads.adopted(conn, table.table_id, labels, op_id))
 
             def older() -> list[Retired]:
@@ -263,10 +290,11 @@ def _moved(file: DataFile, folder: str) -> DataFile:
     if source_path is not None and target_path is not None:
         _link(Path(source_path), Path(target_path), file)
     else:
-        size, version = remote.identity(file.path)
-        if size != file.bytes:
-            raise Refused("load.damaged", f"{file.path} has {size} bytes, its label says {file.bytes}.")
-        remote.copy(file.path, target, version)
+        with _there(file.path):
+            size, version = remote.identity(file.path)
+            if size != file.bytes:
+                raise Refused("load.damaged", f"{file.path} has {size} bytes, its label says {file.bytes}.")
+            remote.copy(file.path, target, version)
     return replace(file, path=target, json=file.json.replace(file.path, target))
 
 
@@ -296,11 +324,19 @@ def _stage_of(path: str) -> str:
 
 def sweep(site: Site, grace: timedelta = GRACE) -> int:
     """Remove the folders of stages that nobody needs any more; returns how many."""
+    swept = 0
     with site.connect(autocommit=True) as conn:
-        over = loads.stages_over(conn, grace)
-        for stage in over:
-            reach("load.before_sweep")
-            site.store.delete_prefix(stage.folder)
+        for stage in loads.stages_over(conn, grace):
+            if not loads.is_over(conn, stage, grace):
+                continue
+            try:
+                reach("load.before_sweep")
+                site.store.delete_prefix(stage.folder)
+            except ModakError as error:
+                # The folders of other profiles do not wait for this one.
+                log.warning("load.not_swept", folder=stage.folder, code=error.code, because=error.message)
+                continue
             loads.forget_stage(conn, stage.stage_id)
             reach("load.swept")
-    return len(over)
+            swept += 1
+    return swept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
@@ -45,17 +46,22 @@ def plain(path: Path, encoding: Encoding, most: int) -> Path:
     """The body without its compression, as a file beside it; the limit counts the plain bytes too."""
     if encoding == "identity":
         return path
+    target = path.with_suffix(".plain")
+    with Spool(target, most) as sink:
+        for piece in _decompressed(path, encoding):
+            sink.write(piece)
+    return target
+
+
+def _decompressed(path: Path, encoding: Encoding) -> Iterator[bytes]:
     import pyarrow as pa
 
-    target = path.with_suffix(".plain")
     try:
-        with (
-            pa.OSFile(str(path)) as raw,
-            pa.CompressedInputStream(raw, encoding) as source,
-            Spool(target, most) as sink,
-        ):
+        with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, encoding) as source:
             while piece := source.read(_STEP):
-                sink.write(piece)
+                yield piece
     except (pa.ArrowException, OSError) as error:
+        # What the operating system says has a number, and is not about the body.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise ModakError("load.encoding", f"The body is not {encoding}, or ends in the middle.") from error
-    return target

@@ -17,9 +17,10 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from modak.catalog import loads
+from modak.catalog import expiry, loads
 from modak.catalog.loads import Accepted, Label
 from modak.catalog.records import TableState
+from modak.core.axis import TierKey
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
 from modak.core.names import TableName
@@ -117,11 +118,14 @@ def refuse_under_pressure(site: Site, request: LoadRequest) -> None:
     name = request.table
     record = site.reader.state(name).table
     most = 4 * site.settings.corrections.delta_backlog_warn_rows
-    with site.connect(autocommit=True) as conn:
-        labels, corrections = loads.pressure(conn, record.table_id, most)
-        if labels < MOST_STAGED and corrections < most:
-            return
-        known = loads.find(conn, record.table_id, request.label)
+    try:
+        with site.connect(autocommit=True) as conn:
+            labels, corrections = loads.pressure(conn, record.table_id, most)
+            if labels < MOST_STAGED and corrections < most:
+                return
+            known = loads.find(conn, record.table_id, request.label)
+    except psycopg.Error as error:
+        raise translate(error) from error
     if known is None or not known.stands:
         what = f"{labels:,} staged loads" if labels >= MOST_STAGED else f"{corrections:,} corrections"
         raise ModakError("load.pressure", f"{what} of {name} wait to be worked off.", hint="Try later.", retryable=True)
@@ -203,10 +207,11 @@ class _Load:
             try:
                 done = self._take_in(conn, intake, cold, tally)
                 reach("load.before_commit")
-                conn.commit()
-            except (ModakError, psycopg.Error, NotHere):
+            except (ModakError, psycopg.Error, OSError, NotHere):
                 cold.discard()
                 raise
+            # Its answer may be lost although it has landed, and then the label needs its files.
+            conn.commit()
         reach("load.committed")
         log.info("load.accepted", table=str(request.table), label=request.label, state=done.state, rows=tally.total)
         return done
@@ -269,6 +274,8 @@ class _Load:
             rows.seek(0)
             self._copy(conn, columns, rows)
         heap, delta = self._upsert(conn, columns, tally)
+        if staged:
+            self._refuse_expired(conn, staged.keys.lower)
         load = Accepted(
             self._state.table.table_id,
             request.label,
@@ -286,6 +293,20 @@ class _Load:
         return LoadResult(
             load.label, load.state, heap, delta, load.spooled_rows, load.staged_files, tally.rejected, False
         )
+
+    def _refuse_expired(self, conn: psycopg.Connection[Any], lowest: TierKey) -> None:
+        """Retention may have moved its line while the batch was staged; from here on it waits until the label is seen.
+
+        Rows of the delta need no such look: below the line nobody reads them, and retention takes them away.
+        """
+        line = expiry.hold_line(conn, self._state.table.table_id)
+        if line is not None and lowest < line:
+            shown = self._state.table.axis.literal(line)
+            raise Conflict(
+                "load.lines_moved",
+                f"The retention line of {self._request.table} has moved to {shown} meanwhile.",
+                hint="Send it again to be told which rows have expired.",
+            )
 
     def _copy(self, conn: psycopg.Connection[Any], columns: list[str], rows: IO[bytes]) -> None:
         target = sql.Identifier(self._request.table.schema, self._request.table.name)

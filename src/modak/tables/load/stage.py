@@ -41,6 +41,11 @@ class Staged:
     files: tuple[DataFile, ...]
     keys: KeyFile
 
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Every file of it."""
+        return (*(file.path for file in self.files), self.keys.uri)
+
     def described(self) -> dict[str, Any]:
         """As the label keeps it."""
         return {"data": [asdict(file) for file in self.files], "keys": asdict(self.keys)}
@@ -95,11 +100,17 @@ class Staging:
         return arrow_schema(self._intake.shape.keys)
 
     def _refuse_twice(self, keys: KeyFile) -> None:
+        import duckdb
+
         from modak.spark.duplicates import repeated
         from modak.tables.ingest.work import key_batches, key_schema
 
         schema = key_schema(self._schema)
-        late = repeated(key_batches([keys], schema), schema, self._intake.shape.key_names, memory=KEY_MEMORY)
+        try:
+            late = repeated(key_batches([keys], schema), schema, self._intake.shape.key_names, memory=KEY_MEMORY)
+        except duckdb.IOException as error:
+            # Keys that are too many for the memory wait on the same disk as the body.
+            raise OSError(str(error)) from error
         if late:
             raise ModakError(
                 "load.twice",

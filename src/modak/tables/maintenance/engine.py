@@ -7,7 +7,7 @@ files, so that a table of any size is looked after in the memory of a batch per 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -49,11 +49,11 @@ class MaintenanceEngine(Protocol):
     def freed(self, name: LakeName, before: str, after: str) -> list[str] | None:
         """Files that the metadata `before` reaches and `after` does not; None: the lake lists them by itself."""
 
-    def listed(self, folder: str, before: datetime) -> Iterable[Entry]:
-        """The files below a folder that were last written before a moment."""
+    def listed(self, folder: str, before: datetime) -> list[Entry]:
+        """The files below a folder that were last written before a moment; the listing has ended when this returns."""
 
-    def unreferenced(self, name: LakeName, listed: Iterable[Entry]) -> Iterator[Entry]:
-        """Those of the listed files that no snapshot of the table reaches."""
+    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
+        """Those of the listed files that no snapshot of the table reaches, which is loaded after they were listed."""
 
 
 def engine_of(site: Site, name: str | None = None) -> MaintenanceEngine:
@@ -95,10 +95,10 @@ class Embedded:
     def freed(self, name: LakeName, before: str, after: str) -> list[str] | None:
         return None
 
-    def listed(self, folder: str, before: datetime) -> Iterable[Entry]:
-        return (entry for entry in self._site.store.list(folder) if entry.modified < before)
+    def listed(self, folder: str, before: datetime) -> list[Entry]:
+        return [entry for entry in self._site.store.list(folder) if entry.modified < before]
 
-    def unreferenced(self, name: LakeName, listed: Iterable[Entry]) -> Iterator[Entry]:
+    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
         old = {entry.uri: entry for entry in listed}
         if old:
             for path in self._site.lake.reachable(name):
@@ -139,15 +139,14 @@ class Spark:
         reach("expiry.after_compare")
         return found
 
-    def listed(self, folder: str, before: datetime) -> Iterable[Entry]:
+    def listed(self, folder: str, before: datetime) -> list[Entry]:
         from modak.spark.distribute import distribute
 
         site = self._site
         items = [Listing(one, before) for one in site.store.folders(folder)]
-        for found in distribute(site.spark, list_old, items):
-            yield from found
+        return [entry for found in distribute(site.spark, list_old, items) for entry in found]
 
-    def unreferenced(self, name: LakeName, listed: Iterable[Entry]) -> Iterator[Entry]:
+    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
         from pyspark import StorageLevel
 
         spark = self._site.spark

@@ -34,7 +34,8 @@ from modak.lake.model import LakeFile, LakeTable, Prepared, Vector, data_folder
 from modak.postgres.connect import translate
 from modak.storage.uri import normal
 from modak.tables.landing import land
-from modak.tables.maintenance import erasures
+from modak.tables.maintenance import condition, erasures
+from modak.tables.maintenance.condition import Condition
 from modak.tables.maintenance.run import maintain
 from modak.tables.maintenance.settling import Settle, by_itself, mark
 from modak.tables.site import Site
@@ -64,38 +65,25 @@ class Erased:
     found: int = 0
 
 
-def by_key(site: Site, name: TableName, key: Mapping[str, str] | str) -> str:
-    """The condition of one key."""
-    columns = site.reader.state(name).table.pk_columns
-    if isinstance(key, str):
-        if len(columns) != 1:
-            raise UsageError(
-                "usage.pk", f"The key of {name} is {', '.join(columns)}.", hint=f"Write --pk {columns[0]}=… --pk …"
-            )
-        key = {columns[0]: key}
-    if set(key) != set(columns):
-        raise UsageError("usage.pk", f"The key of {name} is {', '.join(columns)}.", hint="Name each with --pk.")
-    return " AND ".join(f"{column} = {_literal(key[column])}" for column in columns)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def count(site: Site, name: TableName, where: str) -> tuple[int, int]:
     """Rows of the heap and of the published lake state that match; a condition that either cannot read is refused."""
     state = site.reader.state(name)
+    return _count(site, state, condition.read(site, state, where))
+
+
+def _count(site: Site, state: TableState, which: Condition) -> tuple[int, int]:
     with site.connect(autocommit=True) as conn:
-        heap = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, where)
+        heap = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", state.table.name, which)
     snapshot = state.cutline.snapshot_id
-    lake = 0 if snapshot is None else _matching(site, state, snapshot, where).count()
+    lake = 0 if snapshot is None else _matching(site, state, snapshot, which).count()
     return heap, int(lake)
 
 
 def refuse_unreadable(site: Site, name: TableName, where: str) -> None:
     """Refuse a condition that Postgres cannot read; Spark reads it later."""
+    which = condition.read(site, site.reader.state(name), where)
     with site.connect(autocommit=True) as conn:
-        _heap(conn, "SELECT 1 FROM {} WHERE ({}) LIMIT 0", name, where)
+        _heap(conn, "SELECT 1 FROM {} WHERE ({}) LIMIT 0", name, which)
 
 
 def erase_rows(
@@ -119,20 +107,21 @@ def _erase(site: Site, epoch: Epoch, name: TableName, where: str, settle: Settle
     state = site.reader.state(name)
     if state.table.frozen is not None:
         raise Refused("lake.frozen", "A foreign snapshot has frozen publication.", hint="modak-worker accept first.")
-    count(site, name, where)
+    which = condition.read(site, state, where)
+    _count(site, state, which)
     erasure = erasures.begin(writer, state.table.table_id, where) if erasure_id is None else erasure_id
     reach("erase.before_heap")
     with site.connect() as conn:
-        heap = _heap(conn, "DELETE FROM {} WHERE ({})", name, where)
+        heap = _heap(conn, "DELETE FROM {} WHERE ({})", name, which)
         conn.commit()
     reach("erase.after_heap")
     settle(site, epoch, name, mark(site))
-    lake_rows = sum(_hide(site, writer, name, where) for _ in range(ROUNDS))
+    lake_rows = sum(_hide(site, writer, name, which) for _ in range(ROUNDS))
     dirty, below = _under_deletes(site, state)
     erasures.erased(writer, erasure, below, {"heap_rows": heap, "lake_rows": lake_rows})
     done, below = _rewritten(site, epoch, name, Erased(heap, lake_rows, 0, 0, 0), dirty, below, erasure)
     _forget_keys(site, state)
-    return _proved(site, name, where, done, below)
+    return _proved(site, name, which, done, below)
 
 
 def _rewritten(
@@ -204,7 +193,7 @@ def _forget_keys(site: Site, state: TableState) -> None:
     shutil.rmtree(site.settings.home.path / "mirror" / slot / "keys", ignore_errors=True)
 
 
-def _proved(site: Site, name: TableName, where: str, done: Erased, below: int) -> Erased:
+def _proved(site: Site, name: TableName, which: Condition, done: Erased, below: int) -> Erased:
     """Look again at everything that is left."""
     state = site.reader.state(name)
     lake = site.lake.load(state.table.lake)
@@ -213,16 +202,16 @@ def _proved(site: Site, name: TableName, where: str, done: Erased, below: int) -
         return replace(done, waiting=len(held))
     kept = site.lake.snapshots(lake)
     with site.connect(autocommit=True) as conn:
-        found = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, where) + _delta(conn, state, where)
+        found = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, which) + _delta(conn, state, which)
     for each in kept:
-        found += _matching(site, state, each.id, where).count()
+        found += _matching(site, state, each.id, which).count()
     log.info("erase.proved", table=str(name), snapshots=len(kept), found=found)
     return replace(done, snapshots_scanned=len(kept), found=int(found))
 
 
-def _heap(conn: psycopg.Connection[Any], statement: LiteralString, name: TableName, where: str) -> int:
-    condition = where.replace("%", "%%")
-    query = sql.SQL(statement).format(sql.Identifier(name.schema, name.name), sql.SQL(condition))
+def _heap(conn: psycopg.Connection[Any], statement: LiteralString, name: TableName, which: Condition) -> int:
+    text = which.heap.replace("%", "%%")
+    query = sql.SQL(statement).format(sql.Identifier(name.schema, name.name), sql.SQL(text))
     try:
         # With parameters, even none, Postgres takes one statement only.
         cursor = conn.execute(query, [], prepare=True)
@@ -240,22 +229,21 @@ def _heap(conn: psycopg.Connection[Any], statement: LiteralString, name: TableNa
     return int(row[0]) if row else 0
 
 
-def _delta(conn: psycopg.Connection[Any], state: TableState, where: str) -> int:
+def _delta(conn: psycopg.Connection[Any], state: TableState, which: Condition) -> int:
     """Images in the delta that match; those kept for readers go with their pins."""
-    condition = where.replace("%", "%%")
     query = sql.SQL(
         "SELECT count(*) FROM (SELECT (jsonb_populate_record(NULL::{}, payload)).* FROM modak.delta"
         " WHERE table_id = {} AND payload IS NOT NULL) AS images WHERE ({})"
     ).format(
         sql.Identifier(state.table.name.schema, state.table.name.name),
         sql.Literal(state.table.table_id),
-        sql.SQL(condition),
+        sql.SQL(which.heap.replace("%", "%%")),
     )
     row = conn.execute(query, [], prepare=True).fetchone()
     return int(row[0]) if row else 0
 
 
-def _matching(site: Site, state: TableState, snapshot: int, where: str) -> DataFrame:
+def _matching(site: Site, state: TableState, snapshot: int, which: Condition) -> DataFrame:
     """The lake rows of a snapshot that match, with where they lie."""
     from pyspark.errors import PySparkException
 
@@ -263,7 +251,7 @@ def _matching(site: Site, state: TableState, snapshot: int, where: str) -> DataF
     quoted = ".".join("`" + part.replace("`", "``") + "`" for part in ("modak", *lake.namespace, lake.name))
     try:
         frame = site.spark.sql(f"SELECT * FROM {quoted} VERSION AS OF {snapshot}")  # noqa: S608
-        return frame.where(where).selectExpr("_file AS file", "_pos AS pos")
+        return which.lake(frame).selectExpr("_file AS file", "_pos AS pos")
     except PySparkException as error:
         raise UsageError(
             "usage.where",
@@ -272,11 +260,11 @@ def _matching(site: Site, state: TableState, snapshot: int, where: str) -> DataF
         ) from error
 
 
-def _hide(site: Site, writer: CatalogWriter, name: TableName, where: str) -> int:
+def _hide(site: Site, writer: CatalogWriter, name: TableName, which: Condition) -> int:
     """Hide the matching rows of the lake's present state; how many."""
     state = site.reader.state(name)
     lake = site.lake.load(state.table.lake)
-    if lake is None or lake.snapshot_id is None or _matching(site, state, lake.snapshot_id, where).isEmpty():
+    if lake is None or lake.snapshot_id is None or _matching(site, state, lake.snapshot_id, which).isEmpty():
         return 0
     op_id = new_op_id(site.clock)
     folder = data_folder(state.table.location, op_id)
@@ -286,7 +274,7 @@ def _hide(site: Site, writer: CatalogWriter, name: TableName, where: str) -> int
         assert now.snapshot_id is not None
         if now.snapshot_id not in found:
             found.clear()
-            found[now.snapshot_id] = _vectors(site, state, now, now.snapshot_id, where, folder)
+            found[now.snapshot_id] = _vectors(site, state, now, now.snapshot_id, which, folder)
         new, replaced, _rows = found[now.snapshot_id]
         if not new:
             raise Conflict("erase.nothing", "The rows are gone already.")
@@ -316,14 +304,14 @@ def _hide(site: Site, writer: CatalogWriter, name: TableName, where: str) -> int
 
 
 def _vectors(
-    site: Site, state: TableState, lake: LakeTable, snapshot_id: int, where: str, folder: str
+    site: Site, state: TableState, lake: LakeTable, snapshot_id: int, which: Condition, folder: str
 ) -> tuple[list[Vector], list[Vector], int]:
     from pyroaring import BitMap64
 
     from modak.lake.iceberg.rewrite import deleted_in
     from modak.lake.iceberg.vectors import vector_uri, write_vector
 
-    positions = dict(_positions(_matching(site, state, snapshot_id, where)))
+    positions = dict(_positions(_matching(site, state, snapshot_id, which)))
     new: list[Vector] = []
     replaced: list[Vector] = []
     rows = 0

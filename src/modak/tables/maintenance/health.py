@@ -261,17 +261,26 @@ def reclaimable(snapshots: Sequence[Snapshot]) -> int:
 
 def warn(counters: Mapping[str, Any], policy: Mapping[str, Any]) -> tuple[Finding, ...]:
     """What is worth a person's attention. Pure."""
+    return tuple(one for one in judged(counters, policy) if one.value >= one.threshold)
+
+
+def judged(counters: Mapping[str, Any], policy: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Everything that is looked at, with its value and from where on it is told. Pure."""
     found: list[Finding] = []
 
     def add(name: str, value: float, threshold: float, message: str, hint: str) -> None:
-        if value >= threshold:
-            found.append(Finding(name, message, threshold, value, hint))
+        found.append(Finding(name, message, threshold, value, hint))
 
     if counters.get("missing"):
         add("missing", 1, 1, "The lake table is gone from the catalog.", "Restore its row in iceberg_tables.")
         return tuple(found)
-    if counters.get("frozen"):
-        add("frozen", 1, 1, "A foreign snapshot has frozen publication.", "Look at it, then: modak-worker accept")
+    add(
+        "frozen",
+        int(bool(counters.get("frozen"))),
+        1,
+        "A foreign snapshot has frozen publication.",
+        "Look at it, then: modak-worker accept",
+    )
     debt = _hint(policy, "delete_compaction_enabled", "Run a pass: modak-worker maintain --table …")
     ratio, under = counters.get("delete_ratio", 0.0), counters.get("files_under_deletes", 0)
     add("delete_debt", ratio, WARN_DELETE_RATIO, f"{ratio:.0%} of the lake's rows are deleted but still stored.", debt)

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, LiteralString
+from typing import LiteralString
 
 from modak.catalog.records import TableState
 from modak.core.errors import Refused
 from modak.core.names import TableName
 from modak.lake.model import LakeFile, LakeTable
 from modak.storage.uri import normal
+from modak.tables.load.stage import Staged
 from modak.tables.maintenance.plan import Bounds, Observed, partition_of
 from modak.tables.maintenance.policy import Policy
 from modak.tables.site import Site
 from modak.tables.upkeep import kept_snapshots
 
 _STAGED: LiteralString = """
-    SELECT files FROM modak.load_labels WHERE table_id = %s AND state IN ('staging', 'staged')
+    SELECT files FROM modak.load_labels WHERE table_id = %s AND state = 'staged'
 """
 _ERASING: LiteralString = """
     SELECT max(below_sequence) FROM modak.erasures WHERE table_id = %s AND finished_at IS NULL
@@ -143,7 +144,6 @@ def bounds_of(
     return Bounds(
         pinned=frozenset(pinned),
         horizon=min(horizon, default=None),
-        pinned_metadata=frozenset(normal(pin.metadata_location) for pin in state.pins),
         staged=frozenset(staged_files(site, state.table.table_id)),
         kept=frozenset(kept_snapshots(lake, state)),
         in_flight_since=None if since is None else round(since.timestamp() * 1000),
@@ -155,17 +155,7 @@ def staged_files(site: Site, table_id: int) -> set[str]:
     """Files of loads that wait for adoption."""
     with site.connect(autocommit=True) as conn:
         rows = conn.execute(_STAGED, (table_id,)).fetchall()
-    return {normal(uri) for (files,) in rows for uri in uris_of(files)}
-
-
-def uris_of(files: Any) -> list[str]:
-    """The files of a load, journaled as addresses or as objects that have one."""
-    found = []
-    for each in files or ():
-        uri = each if isinstance(each, str) else each.get("uri") or each.get("path")
-        if uri:
-            found.append(str(uri))
-    return found
+    return {normal(uri) for (files,) in rows for uri in Staged.of(files).uris}
 
 
 def _erasing(site: Site, table_id: int) -> int | None:

@@ -3,12 +3,12 @@
 Only a crash of a foreign writer between write and commit leaves such files, ours are known to the journal. Never taken
 are files that any retained snapshot reaches (pinned ones are retained), files of operations in flight and of loads that
 wait for adoption. A table whose folder overlaps another table's is not swept at all. Listing and comparing are the
-engine's; the driver holds what is to be deleted.
+engine's; the driver holds the names of the old files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import LiteralString
 
@@ -47,8 +47,11 @@ def sweep(
     refuse_overlap(site, state)
     before = datetime.fromtimestamp(step.older_than_millis / 1000, UTC)
     folder = f"{state.table.location}/data"
-    # Listed before the references are read: whatever is committed in between is referenced then.
-    old = _allowed(engine.listed(folder, before), plan.bounds, state)
+    # In this order: a listed file of an operation that has begun since the plan (an adoption links files as old as
+    # their load) is that of one which is still unfinished, or of one which has landed and is referenced.
+    listed = engine.listed(folder, before)
+    unfinished = {op.op_id for op in site.reader.unfinished_ops(state.table.table_id)}
+    old = list(_allowed(listed, plan.bounds, unfinished, state))
     found = sorted(engine.unreferenced(state.table.lake, old), key=lambda entry: entry.uri)
     if not found:
         return None
@@ -70,8 +73,11 @@ def sweep(
     return counters
 
 
-def _allowed(listed: Iterable[Entry], bounds: Bounds, state: TableState) -> Iterator[Entry]:
-    theirs = tuple(f"{normal(state.table.location)}/data/op-{op_id}/" for op_id in bounds.in_flight)
+def _allowed(
+    listed: Iterable[Entry], bounds: Bounds, unfinished: Collection[str], state: TableState
+) -> Iterator[Entry]:
+    in_flight = {*bounds.in_flight, *unfinished}
+    theirs = tuple(f"{normal(state.table.location)}/data/op-{op_id}/" for op_id in in_flight)
     for entry in listed:
         if entry.uri not in bounds.staged and not entry.uri.startswith(theirs):
             yield entry

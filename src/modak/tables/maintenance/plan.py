@@ -40,7 +40,6 @@ class Bounds:
     """Snapshots that readers hold."""
     horizon: int | None = None
     """The sequence number of the oldest pinned snapshot: nothing from there on expires."""
-    pinned_metadata: frozenset[str] = frozenset()
     staged: frozenset[str] = frozenset()
     """Files of loads that wait for adoption or are being written."""
     kept: frozenset[int] = frozenset()

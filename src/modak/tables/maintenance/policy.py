@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Source = Literal["table", "default"]
 
 _COLUMNS: LiteralString = """
-    SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+    SELECT a.attname, t.typcategory = 'A' FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
 _EDIT: LiteralString = """
     UPDATE modak.tables SET maintenance_policy = %s WHERE table_id = %s AND maintenance_policy = %s
@@ -115,8 +116,15 @@ def _check_columns(site: Site, record: TableRecord, policy: Policy) -> None:
     if not asked:
         return
     with site.connect(autocommit=True) as conn:
-        there = {row[0] for row in conn.execute(_COLUMNS, (record.relid,))}
-    if asked - there:
+        arrays = {str(name): bool(is_array) for name, is_array in conn.execute(_COLUMNS, (record.relid,))}
+    if missing := asked - set(arrays):
         raise UsageError(
-            "usage.set", f"{record.name} has no column {min(asked - there)!r}.", hint=f"It has: {', '.join(there)}."
+            "usage.set", f"{record.name} has no column {min(missing)!r}.", hint=f"It has: {', '.join(arrays)}."
         )
+    for name in policy.columns("rewrite_zorder_columns"):
+        if arrays[name]:
+            raise UsageError(
+                "usage.set",
+                f"{name} holds arrays, which have no place on a z-curve.",
+                hint="Sort by it instead: rewrite_sort_columns.",
+            )

@@ -119,7 +119,7 @@ def _write(
             cut=plan.cut,
             sort=sort,
             zorder=zorder,
-            deleted=deleted,
+            deleted=_of_bins(deleted, bins),
         )
         for number, bins in enumerate(shares(step.bins, engine.tasks()))
     ]
@@ -127,6 +127,14 @@ def _write(
     written = engine.rewrite(tasks, progress)
     reach("rewrite.after_tasks")
     return [one for made in written for one in made]
+
+
+def _of_bins(deleted: tuple[DeletedKeys, ...], bins: Sequence[Bin]) -> tuple[DeletedKeys, ...]:
+    if not deleted:
+        return ()
+    from modak.lake.iceberg.equality import applicable
+
+    return applicable(deleted, (found for one in bins for found in one.files))
 
 
 def shares(bins: Sequence[Bin], tasks: int) -> list[tuple[Bin, ...]]:
