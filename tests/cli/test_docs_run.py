@@ -12,8 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from modak.cli.main import app
+from modak.core.names import TableName
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.runtime.leader import Leader
+from modak.runtime.opening import open_site
+from modak.tables.mirror.pump.health import Teller
+from modak.tables.mirror.pump.run import Pump, lag_seconds
 from tests.tables.conftest import settings_for
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,6 +29,12 @@ MOMENTS = (
     [f"'2024-01-0{day} 00:00+00'" for day in (1, 2, 3, 4)],
     "timestamptz {low} + i * interval '1 minute'",
 )
+
+ACCOUNTS = "CREATE TABLE accounts (id bigint PRIMARY KEY, owner text, balance bigint NOT NULL)"
+READINGS = (
+    "CREATE TABLE readings (tenant_id int, device_id int, at timestamptz NOT NULL, v float8, PRIMARY KEY ({key}))"
+)
+A_READING = "INSERT INTO readings VALUES (1, 2, '2024-03-31 12:00+00', 0.5)"
 
 Call = Callable[..., Result]
 
@@ -83,8 +94,6 @@ def test_the_commands_of_the_pages_do_what_they_say(
 
     def foreign_row() -> None:
         """What `accept` is for."""
-        from modak.runtime.opening import open_site
-
         with open_site(settings_for(fresh_database, warehouse, spark_home)) as site:
             site.spark.sql("INSERT INTO modak.modak.public.events VALUES (9999, 1699000500, 'foreign', 1.00)")
 
@@ -114,3 +123,88 @@ def test_the_commands_on_keeping_and_expiring_do_what_they_say(call: Call, fresh
     call("unregister", "--table", "public.events", "--drop-lake")
     for words in expiring:
         call(*words)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("reset_logs", "gateway")
+def test_the_commands_on_mirroring_do_what_they_say(
+    call: Call, fresh_database: Dsn, warehouse: str, spark_home: Path
+) -> None:
+    def sql(*statements: str) -> None:
+        with connect(fresh_database, autocommit=True) as conn:
+            for statement in statements:
+                conn.execute(statement)
+
+    sql(ACCOUNTS, "INSERT INTO accounts SELECT i, 'of ' || i, 0 FROM generate_series(1, 300) AS i")
+    sql(READINGS.format(key="tenant_id, device_id"), A_READING)
+    make(fresh_database, NUMBERS)
+
+    def follow() -> None:
+        """What `run` does for its tables until somebody ends it; that it can be ended is tried in `test_program.py`."""
+        sql("UPDATE accounts SET balance = 5 WHERE id <= 7", "DELETE FROM accounts WHERE id = 9")
+        with open_site(settings_for(fresh_database, warehouse, spark_home)) as site, Leader.campaign(site, 5) as leader:
+            record = site.reader.state(TableName("public", "accounts")).table
+            with Pump(site, leader.epoch, record.table_id) as pump:
+                assert pump.turn().changes == 8
+                frontier = site.reader.state(record.name).cutline.frontier or ""
+                Teller(site, record.table_id, pump.slot).tell(frontier, lag_seconds(site, pump), None)
+
+    def partitioned() -> None:
+        call("unregister", "--table", "public.readings", "--drop-lake")
+        sql("DROP TABLE readings", f"{READINGS.format(key='device_id, at')} PARTITION BY RANGE (at)")
+        sql("CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2024-01-01') TO ('2024-04-01')", A_READING)
+
+    def lost() -> None:
+        """The page has let the table go by then; it is there again, with a row that nobody has heard of."""
+        call(*of_accounts["register"])
+        (slot,) = slots("%\\_%")[-1:]
+        sql(f"SELECT pg_drop_replication_slot('{slot}')", "UPDATE accounts SET balance = 6 WHERE id = 8")
+
+    def slots(like: str) -> list[str]:
+        with connect(fresh_database, autocommit=True) as conn:
+            found = conn.execute(
+                "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND slot_name LIKE %s"
+                " ORDER BY length(slot_name), slot_name",
+                (like,),
+            )
+            return [name for (name,) in found]
+
+    def kept() -> None:
+        """What `convert` is for."""
+        keys = ("--table", "public.events", "--pk", "id", "--tier-key", "occurred_at")
+        call("register", *keys, "--keep-heap")
+
+    shown = commands("mirroring")
+    of_accounts = {words[0]: words for words in shown if "public.accounts" in words and "--dry-run" not in words}
+    needs = {
+        "register --table public.readings --pk device_id": partitioned,
+        "reanchor --table public.accounts": lost,
+        "convert --table public.events --mode mirrored": kept,
+    }
+    said: dict[str, str] = {}
+    for words in shown:
+        line = " ".join(words)
+        before = next((start for start in needs if line.startswith(start)), None)
+        if before is not None:
+            needs.pop(before)()
+        if words == ["run"]:
+            follow()
+            said["status before"] = call(*of_accounts["status"]).output
+            continue
+        said[line] = call(*words).output
+        if "--dry-run" in words:
+            assert slots("%") == []
+    assert not needs
+    for line, told in {
+        "register --table public.accounts --pk id --tier-key id --mode mirrored --dry-run": "Nothing was changed",
+        "register --table public.accounts --pk id --tier-key id --mode mirrored": "Copied 300 rows",
+        "unregister --table public.accounts": "The lake table stays at",
+        "reanchor --table public.accounts": "1 row of the lake had fallen behind the heap",
+        "verify --table public.accounts": "equal public.accounts: 299 rows compared",
+        "convert --table public.events --mode mirrored": "Wrote 300 rows",
+        "convert --table public.events --mode tiered": "The heap has every row",
+    }.items():
+        assert told in said[line]
+    # What the pump has told; of the table that is there anew it has told nothing yet.
+    assert re.search(r"lag +[\d,]+ bytes, \d+ s\nfrontier F +\w+/\w+\nWAL kept by its slot +\d", said["status before"])
+    assert re.search(r"lag +–\nfrontier F +\w+/\w+\n", said["status --table public.accounts"])

@@ -195,6 +195,44 @@ def test_another_type_of_a_key_is_refused_by_name(make: Make) -> None:
     assert len(table.lake()) == 100
 
 
+ROW = "UPDATE @ SET body = 'x' WHERE body = 'row 2'"
+
+
+@pytest.mark.parametrize(
+    ("code", "statements"),
+    [
+        pytest.param("mirror.key_dropped", ("ALTER TABLE @ DROP COLUMN ts",), id="tier-key"),
+        pytest.param("mirror.key_dropped", ("ALTER TABLE @ DROP COLUMN ts", ROW), id="tier-key-and-a-row"),
+        pytest.param("mirror.key_dropped", ("ALTER TABLE @ DROP COLUMN id",), id="key"),
+        pytest.param("mirror.key_dropped", ("ALTER TABLE @ DROP COLUMN id", ROW), id="key-and-a-row"),
+        pytest.param(
+            "mirror.key_changed",
+            ("ALTER TABLE @ DROP CONSTRAINT {name}_pkey", "ALTER TABLE @ ADD PRIMARY KEY (body)", ROW),
+            id="another-key",
+        ),
+        pytest.param("mirror.table_gone", ("DROP TABLE @",), id="table"),
+        pytest.param("mirror.table_gone", (ROW, "DROP TABLE @"), id="table-and-a-row"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_nobody_can_follow_is_refused_by_name(
+    make: Make, code: str, statements: tuple[str, ...], fresh: bool
+) -> None:
+    table = make(rows=HUNDRED)
+    table.sql("UPDATE @ SET body = 'seen' WHERE id = 1")
+    table.pump()
+    before = table.lake()
+    table.sql(*(statement.replace("{name}", table.name.name) for statement in statements))
+    if fresh:
+        table.close()
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            table.pump()
+        assert refused.value.code == code
+        assert refused.value.hint
+    assert table.lake() == before
+
+
 def test_renamed_keys_are_followed(make: Make) -> None:
     table = make(rows=HUNDRED, partition_width="10")
     table.sql(

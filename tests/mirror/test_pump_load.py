@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from typing import Any
 import psutil
 import pytest
 
+from modak.core import faults
 from modak.postgres.dsn import Dsn
 from modak.runtime import mirrors
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
+from modak.storage.uri import local_path
 from modak.tables.mirror.pump.run import Pump
 from modak.tables.site import Site
+from modak.tables.verify.run import verify
 from tests.mirror.pumping import Mirrored
 from tests.mirror.world import Make
 from tests.tables.conftest import settings_for
@@ -140,8 +144,12 @@ def test_a_worker_killed_again_and_again_amid_transfers_loses_and_doubles_nothin
                 _kill(worker)
                 worker = _worker(worker_site, spark_home)
         until(table.is_same)
+        report = verify(worker_site, table.name)
     finally:
         _kill(worker)
+    assert report.sound
+    assert report.differing_rows == 0
+    assert report.compared_rows == len(table.heap())
     assert worker_site.reader.state(table.name).cutline.snapshot_id != first
     assert sum(row["balance"] for row in table.lake()) == 0
 
@@ -188,34 +196,48 @@ def test_memory_stays_flat_through_a_transaction_of_five_million_rows(
     site, leader = ground
     site.use(spark)
     table = make(columns=COLUMNS, rows=ACCOUNTS)
-    table.together(
-        "INSERT INTO @ SELECT i, i, 'row ' || i, i FROM generate_series(10000, 5009999) AS i",
-        "UPDATE @ SET balance = -1 WHERE id % 100 = 0",
+    before = psutil.Process().memory_info().rss
+    one, five = (
+        _peak_of_a_transaction(table, leader, first, count)
+        for first, count in ((10_000, 1_000_000), (2_000_000, 5_000_000))
     )
-    process, peak, ended = psutil.Process(), [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.2):
-            peak[0] = max(peak[0], process.memory_info().rss)
-
-    before = process.memory_info().rss
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with Pump(site, leader.epoch, table.known_id) as pump:
-            assert pump.turn().changes > 5_000_000
-    finally:
-        ended.set()
-        watcher.join()
-    grown = (peak[0] - before) / (1 << 20)
-    print(f"grown by {grown:.0f} MB")
-    assert grown < 1500
+    print(f"{before >> 20} MB before, {one >> 20} MB with a million rows, {five >> 20} MB with five")
+    # What grows is one bucket of many. Four million events more, kept as they come, would be beyond both limits.
+    assert five <= 1.3 * one
+    assert five - before < 300 << 20
     (found,) = spark.sql(
         f"SELECT count(*), sum(balance), count(DISTINCT id) FROM modak.modak.public.{table.name.name}"
     ).collect()
     assert [tuple(map(int, found))] == [
         tuple(map(int, row)) for row in table.sql("SELECT count(*), sum(balance), count(DISTINCT id) FROM @")
     ]
+
+
+def _peak_of_a_transaction(table: Mirrored, leader: Leader, first: int, count: int) -> int:
+    """The most memory that this process has while it pumps one transaction of so many rows, larger than may wait."""
+    last = first + count - 1
+    table.together(
+        f"INSERT INTO @ SELECT i, i, 'row ' || i, i FROM generate_series({first}, {last}) AS i",
+        f"UPDATE @ SET balance = -1 WHERE id % 100 = 0 AND id BETWEEN {first} AND {last}",
+    )
+    process, peak, ended, reached = psutil.Process(), [0], threading.Event(), set[str]()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    faults.watch(reached.add)
+    try:
+        with Pump(table.site, leader.epoch, table.known_id) as pump:
+            assert pump.turn().changes > count
+    finally:
+        faults.watch(None)
+        ended.set()
+        watcher.join()
+    assert "pump.spilled" in reached
+    return peak[0]
 
 
 @pytest.mark.spark
@@ -241,31 +263,55 @@ def test_spark_duckdb_and_pyiceberg_read_the_rows_of_postgres_before_any_mainten
 
 
 @pytest.mark.full
-def test_duckdb_reads_a_pumped_table_about_as_fast_as_a_fresh_one(make: Make, tmp_path: Path) -> None:
-    import duckdb
-
+@pytest.mark.timeout(900)
+def test_duckdb_reads_a_pumped_table_about_as_fast_as_a_fresh_one(make: Make) -> None:
     table = make(columns=COLUMNS, rows="SELECT i, i, 'row ' || i, i FROM generate_series(1, 400000) AS i")
     for step in range(10):
         table.sql(
             f"UPDATE @ SET balance = balance + 1 WHERE id % 200 = {step}", f"DELETE FROM @ WHERE id % 500 = {step}"
         )
         table.pump()
-    location = table.site.reader.state(table.name).cutline.metadata_location
     fresh = make(columns=COLUMNS, rows=f"SELECT * FROM {table.name}")
-    other = fresh.site.reader.state(fresh.name).cutline.metadata_location
-
-    def seconds(where: str) -> float:
-        with duckdb.connect() as conn:
-            load_extensions(conn)
-            query = f"SELECT count(*), sum(balance), max(body) FROM iceberg_scan('{where.removeprefix('file://')}')"
-            conn.execute(query).fetchall()
-            best = float("inf")
-            for _ in range(5):
-                started = time.perf_counter()
-                conn.execute(query).fetchall()
-                best = min(best, time.perf_counter() - started)
-            return best
-
-    pumped, plain = seconds(location), seconds(other)
-    print(f"pumped {pumped:.3f} s, fresh {plain:.3f} s")
+    pumped, plain = _scanned(table), _scanned(fresh)
+    print(f"pumped {pumped}, fresh {plain}: {_times_as_long(table, fresh):.2f} times as long")
+    # How long a scan takes differs from run to run, and from machine to machine; what it has to go through does not.
+    # That is rows and bytes, and a request or two per file and per vector: ten turns may have left that many files.
+    assert pumped.rows <= 1.1 * plain.rows
+    assert pumped.bytes <= 1.1 * plain.bytes
+    assert pumped.files <= plain.files + 10
+    assert pumped.vectors <= pumped.files, "one vector per file, however often rows of it have gone"
     assert table.is_same()
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """What a scan of the whole table goes through."""
+
+    rows: int
+    """Those included that a vector hides."""
+    bytes: int
+    files: int
+    vectors: int
+
+
+def _scanned(table: Mirrored) -> _Scanned:
+    state = table.site.reader.state(table.name)
+    files = list(table.site.lake.files(state.table.lake, state.cutline.snapshot_id))
+    vectors = [vector for file in files for vector in file.vectors]
+    weight = sum(each.file.bytes for each in files) + sum(vector.bytes for vector in vectors)
+    return _Scanned(sum(each.file.rows for each in files), weight, len(files), len(vectors))
+
+
+def _times_as_long(table: Mirrored, other: Mirrored) -> float:
+    """How much longer DuckDB takes for one than for the other: the best of five each, in turn."""
+    import duckdb
+
+    best = {each: float("inf") for each in (table.name, other.name)}
+    with duckdb.connect() as conn:
+        load_extensions(conn)
+        for name in [*best] * 5:
+            where = local_path(table.site.reader.state(name).cutline.metadata_location)
+            started = time.perf_counter()
+            conn.execute(f"SELECT count(*), sum(balance), max(body) FROM iceberg_scan('{where}')").fetchall()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best[table.name] / best[other.name]

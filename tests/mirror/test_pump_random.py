@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from modak.core.names import TableName
+from modak.tables.mirror.names import slot_name
 from tests.mirror.pumping import Mirrored
 from tests.mirror.world import Make
 
@@ -45,12 +47,28 @@ class Author:
             return f"UPDATE @ SET id = id + {shift * 100} WHERE {self._some()} AND id < 1000000"
         if draw < 0.84:
             return f"UPDATE @ SET ts = ts + {self.random.choice((-60, -5, 5, 60))} WHERE {self._some()}"
-        if draw < 0.85:
+        if draw < 0.87:
             return "TRUNCATE @"
         return self._alter()
 
     def transaction(self) -> list[str]:
-        return [self.statement() for _ in range(self.random.randint(1, 4))]
+        statements = [self.statement() for _ in range(self.random.randint(1, 4))]
+        if self.random.random() < 0.15:
+            statements += [*self._undone(), self.statement()]
+        return statements
+
+    def happening(self) -> str | None:
+        """Now and then something that is no transaction of rows and columns."""
+        if self.random.random() > 0.15:
+            return None
+        return self.random.choice(("rename", "move", "key-only identity", "lost slot"))
+
+    def _undone(self) -> list[str]:
+        """What a savepoint takes back, columns too."""
+        before = dict(self.columns)
+        undone = [self.statement() for _ in range(self.random.randint(1, 3))]
+        self.columns = before
+        return ["SAVEPOINT s", *undone, "ROLLBACK TO s"]
 
     def _some(self) -> str:
         return f"id % {self.random.randint(2, 9)} = {self.random.randint(0, 3)}"
@@ -79,7 +97,7 @@ class Author:
         return f"UPDATE @ SET {name} = {self._value(self.columns[name])} WHERE {self._some()}"
 
     def _alter(self) -> str:
-        step = self.random.choice(("add", "add", "drop", "rename", "widen"))
+        step = self.random.choice(("add", "add", "drop", "rename", "widen", "retype"))
         if step == "drop" and len(self.columns) > 1:
             name = self.random.choice(list(self.columns))
             del self.columns[name]
@@ -94,9 +112,17 @@ class Author:
             name = self.random.choice(narrow)
             self.columns[name] = "bigint"
             return f"ALTER TABLE @ ALTER {name} TYPE bigint"
+        if step == "retype" and self.columns:
+            name = self.random.choice(list(self.columns))
+            kind, using = ("text", "'n' || {}") if self.columns[name] != "text" else ("int", "length({})")
+            self.columns[name] = kind
+            # A default of the old type would be in the way.
+            return f"ALTER TABLE @ ALTER {name} DROP DEFAULT, ALTER {name} TYPE {kind} USING {using.format(name)}"
         name = self._new_name()
         kind = self.random.choice(("text", "int", "bigint"))
         self.columns[name] = kind
+        if kind == "bigint" and self.random.random() < 0.3:
+            return f"ALTER TABLE @ ADD COLUMN {name} bigint DEFAULT (random() * 1000)::bigint"
         default = self.random.choice(("", "", f" DEFAULT {self._value(kind)}"))
         if "md5" in default:
             default = " DEFAULT 'constant'"
@@ -116,10 +142,13 @@ def live(table: Mirrored, author: Author, steps: int) -> Iterator[str]:
     for _ in range(steps):
         statements = author.transaction()
         yield "; ".join(statements)
-        if author.random.random() < 0.5:
+        if "SAVEPOINT s" in statements or author.random.random() < 0.5:
             table.together(*statements)
         else:
             table.sql(*statements)
+        if happening := author.happening():
+            yield happening
+            happen(table, happening)
         if author.random.random() < 0.35:
             table.pump(fresh=author.random.random() < 0.3)
             settle(table)
@@ -128,12 +157,32 @@ def live(table: Mirrored, author: Author, steps: int) -> Iterator[str]:
     assert table.is_same()
 
 
+def happen(table: Mirrored, what: str) -> None:
+    """Something befalls the table."""
+    name = table.name
+    if what == "rename":
+        table.name = TableName(name.schema, f"{name.name}x")
+        table.sql(f"ALTER TABLE {name} RENAME TO {table.name.name}")
+    elif what == "move":
+        table.name = TableName("apart" if name.schema == "public" else "public", name.name)
+        table.sql("CREATE SCHEMA IF NOT EXISTS apart", f"ALTER TABLE {name} SET SCHEMA {table.name.schema}")
+    elif what == "key-only identity":
+        table.sql("ALTER TABLE @ REPLICA IDENTITY DEFAULT")
+    else:
+        table.close()
+        table.sql(f"SELECT pg_drop_replication_slot('{slot_name(table.known_id, table.site.dsn.dbname)}')")
+
+
 def settle(table: Mirrored) -> None:
     """Turns until there is nothing to do: columns that changed last are followed by a turn of their own."""
-    for _ in range(8):
+    for _ in range(10):
         turn = table.pump()
-        if not (turn.reanchored or turn.flushes):
+        known = any(record.name == table.name for record in table.site.reader.tables())
+        if known and not (turn.reanchored or turn.flushes):
             return
+        if not known:
+            # A name is looked for once a cycle.
+            time.sleep(table.site.settings.tiering.cycle_interval_seconds)
     raise AssertionError("the pump does not come to rest")
 
 

@@ -10,15 +10,17 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from modak.catalog.mirrors import MirrorHealth, read_health
+from modak.catalog.mirrors import MirrorHealth, note_health, read_health
 from modak.core import faults
-from modak.core.errors import NotLeader
+from modak.core.errors import ModakError, NotLeader
 from modak.postgres.changes.slot import SlotState, replication_connection, slot_state
 from modak.runtime import mirrors
 from modak.runtime.leader import Leader
 from modak.tables.mirror.names import publication_name, slot_name
 from modak.tables.mirror.pump.health import Teller
-from modak.tables.mirror.pump.run import Pump
+from modak.tables.mirror.pump.run import Pump, lag_seconds
+from modak.tables.mirror.reanchor import reanchor
+from modak.tables.mirror.replication import HISTORY
 from modak.tables.site import Site
 from modak.tables.status import collect
 from tests.mirror.pumping import Mirrored
@@ -47,6 +49,27 @@ def test_a_dropped_slot_is_made_good_by_a_comparison(make: Make) -> None:
     assert table.is_same()
     table.sql("UPDATE @ SET body = 'after'")
     table.pump()
+    assert table.is_same()
+
+
+@pytest.mark.parametrize("other", ["another server", "another timeline"])
+def test_a_position_of_another_history_is_made_good_by_a_comparison(make: Make, other: str) -> None:
+    table = make(rows=HUNDRED)
+    table.pump()
+    table.close()
+    history = table.site.reader.state(table.name).cutline.lake_props[HISTORY]
+    server, _, timeline = history.partition("/")
+    was = f"1{server}/{timeline}" if other == "another server" else f"{server}/0000ABCD"
+    table.sql(
+        f"""UPDATE modak.cutline SET lake_props = lake_props || '{{"{HISTORY}": "{was}"}}'"""
+        f" WHERE table_id = {table.known_id}"
+    )
+    table.sql("UPDATE @ SET body = 'unseen' WHERE id = 20")
+    assert table.pump().reanchored
+    assert table.is_same()
+    assert table.site.reader.state(table.name).cutline.lake_props[HISTORY] == history
+    table.sql("UPDATE @ SET body = 'after'")
+    assert not table.pump(fresh=True).reanchored
     assert table.is_same()
 
 
@@ -126,6 +149,34 @@ def test_one_broken_table_stops_nobody_else_and_says_so(
     assert fine.mirror_lag_bytes is not None
 
 
+def test_a_slow_table_keeps_no_other_waiting(make: Make, ground: tuple[Site, Leader]) -> None:
+    site, leader = ground
+    slow, other = make(rows=HUNDRED), make(rows=HUNDRED)
+    held, free = threading.Event(), threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "pump.before_write" and threading.current_thread().name == f"modak-mirror-{slow.known_id}":
+            held.set()
+            free.wait(PATIENCE)
+
+    faults.watch(hold)
+    try:
+        with mirrors.serving(site, leader):
+            try:
+                slow.sql("UPDATE @ SET body = 'slow'")
+                until(held.is_set)
+                for step in range(3):
+                    other.sql(f"UPDATE @ SET body = 'step {step}'", f"DELETE FROM @ WHERE id = {step}")
+                    until(other.is_same)
+                assert not free.is_set()
+                assert not any(row["body"] == "slow" for row in slow.lake())
+            finally:
+                free.set()
+            until(slow.is_same)
+    finally:
+        faults.watch(None)
+
+
 def _health(table: Mirrored) -> MirrorHealth:
     with table.site.connect(autocommit=True) as conn:
         return read_health(conn).get(table.known_id) or MirrorHealth(table_id=table.known_id)
@@ -201,14 +252,48 @@ def test_a_paused_thread_keeps_the_table_still(
     assert threading.current_thread().is_alive()
 
 
+@pytest.mark.parametrize("why", ["paused", "failing"])
+def test_a_worker_that_takes_over_goes_on_counting_the_lag(
+    make: Make, ground: tuple[Site, Leader], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    site, leader = ground
+    table = make(rows=HUNDRED)
+    with site.connect(autocommit=True) as conn:
+        note_health(conn, MirrorHealth(table_id=table.known_id, lag_seconds=3600.0))
+    thread = mirrors.TableThread(site, leader, table.known_id, lambda: False, lambda _: None)
+    with Pump(site, leader.epoch, table.known_id) as pump:
+        if why == "paused":
+            monkeypatch.setattr(thread, "_is_held_back", lambda: True)
+        else:
+            monkeypatch.setattr(pump, "_turn", _fails)
+        thread._step(pump, Teller(site, table.known_id, pump.slot))
+        assert _health(table).lag_seconds >= 3600
+        assert (_health(table).error is None) is (why == "paused")
+        monkeypatch.undo()
+        thread._step(pump, Teller(site, table.known_id, pump.slot))
+    assert _health(table).lag_seconds < 60
+
+
+def _fails(*_: object) -> None:
+    raise ModakError("storage.gone", "The bucket is away.", retryable=True)
+
+
+def test_a_lag_that_nobody_has_told_counts_from_the_registration_or_the_last_comparison(make: Make) -> None:
+    table = make(rows=HUNDRED)
+    table.sql(f"UPDATE modak.tables SET created_at = created_at - interval '2 hours' WHERE table_id = {table.known_id}")
+    with Pump(table.site, table.epoch, table.known_id) as pump:
+        assert lag_seconds(table.site, pump) >= 7200
+    reanchor(table.site, table.epoch, table.site.reader.state(table.name).table)
+    with Pump(table.site, table.epoch, table.known_id) as pump:
+        assert lag_seconds(table.site, pump) < 60
+
+
 def _with_policy(site: Site, policy: str) -> Site:
     mirror = site.settings.mirror.model_copy(update={"slot_policy": policy})
     return replace(site, settings=replace(site.settings, mirror=mirror))
 
 
 def test_a_lost_jvm_ends_the_lead_and_is_told(make: Make, ground: tuple[Site, Leader]) -> None:
-    from modak.core.errors import ModakError
-
     site, leader = ground
     table = make(rows=HUNDRED)
     told: list[ModakError] = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from modak.catalog import pins
+from modak.catalog.mirrors import MirrorHealth, note_health
 from modak.core.errors import Refused
 from modak.runtime.leader import Leader
 from modak.tables.mirror.convert import convert
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
+from modak.tables.status import TableStatus, collect_one
 from modak.tables.tiering.run import tier
 from tests.mirror.things import Things
 
@@ -40,14 +42,30 @@ def test_a_table_that_keeps_its_heap_becomes_a_mirror_and_back(kept: Things, lea
     kept.sql("UPDATE public.things SET body = 'followed' WHERE id IN (60, 240)")
     kept.pump(leader)
     assert kept.lake() == kept.heap()
+    _tell(kept, "it stands")
+    assert "it stands" in str(_status(kept).problems)
 
     assert convert(site, kept.name, "tiered") == 0
-    state = kept.state
+    # The thread that has just followed it may still have a word to say.
+    _tell(kept, "too late")
+    status, state = _status(kept), kept.state
+    assert (status.mirror_lag_bytes, status.problems) == (None, ())
     assert (state.table.mode, state.table.keep_heap, state.cutline.frontier) == ("tiered", True, None)
     assert kept.sql("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
     tier(site, leader.epoch, kept.name)
     assert kept.state.cutline.t == 200
     assert kept.lake() == [row for row in kept.heap() if row[1] < 200]
+
+
+def _tell(things: Things, error: str) -> None:
+    with things.site.connect(autocommit=True) as conn:
+        note_health(conn, MirrorHealth(table_id=things.state.table.table_id, error=error, lag_bytes=5))
+
+
+def _status(things: Things) -> TableStatus:
+    status = collect_one(things.site, things.name)
+    assert status is not None
+    return status
 
 
 def test_what_only_the_lake_has_keeps_a_table_from_becoming_a_mirror(site: Site, leader: Leader) -> None:

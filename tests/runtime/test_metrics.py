@@ -112,7 +112,11 @@ def test_numbers_follow_what_happens(api: TestClient, events: Events, leader: Le
         )
         conn.execute("INSERT INTO modak.pauses (table_id) VALUES (%s)", (table_id,))
         conn.execute("INSERT INTO modak.maintenance_requests (table_id) VALUES (%s)", (table_id,))
+        # As if it were a mirror; of other tables nobody notes any lag.
+        note_health(conn, MirrorHealth(table_id=table_id, lag_seconds=9.5))
+        conn.execute("UPDATE modak.tables SET mode = 'mirrored' WHERE table_id = %s", (table_id,))
         note_health(conn, MirrorHealth(table_id=table_id, lag_seconds=1.5))
+        conn.execute("UPDATE modak.tables SET mode = 'tiered' WHERE table_id = %s", (table_id,))
     text = api.get("/metrics").text
     assert samples(text, "modak_cutline_tier_key") == {"public.events": 200.0}
     assert samples(text, "modak_delta_backlog_rows") == {"public.events": 1.0}

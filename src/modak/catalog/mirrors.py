@@ -19,7 +19,7 @@ _NOTE: LiteralString = """
         (table_id, error, failing_since, lag_bytes, lag_seconds, retained_bytes, slot_active, paused, flushes, changes)
     SELECT %(table_id)s, %(error)s, CASE WHEN %(error)s::text IS NOT NULL THEN clock_timestamp() END, %(lag_bytes)s,
         %(lag_seconds)s, %(retained_bytes)s, %(slot_active)s, %(paused)s, %(flushes)s, %(changes)s
-    WHERE EXISTS (SELECT FROM modak.tables WHERE table_id = %(table_id)s)
+    WHERE EXISTS (SELECT FROM modak.tables WHERE table_id = %(table_id)s AND mode = 'mirrored')
     ON CONFLICT (table_id) DO UPDATE SET error = excluded.error,
         failing_since = CASE WHEN excluded.error IS NOT NULL THEN coalesce(h.failing_since, excluded.failing_since) END,
         lag_bytes = excluded.lag_bytes, lag_seconds = excluded.lag_seconds, retained_bytes = excluded.retained_bytes,
@@ -30,6 +30,13 @@ _READ: LiteralString = """
     SELECT table_id, error, failing_since, lag_bytes, lag_seconds, retained_bytes, slot_active, paused, flushes,
         changes, checked_at
     FROM modak.mirror_health
+"""
+_COMPLETE: LiteralString = """
+    SELECT greatest(
+        coalesce(h.checked_at - make_interval(secs => h.lag_seconds), t.created_at),
+        (SELECT max(o.started_at) FROM modak.op_log o
+            WHERE o.table_id = t.table_id AND o.kind = 'reanchor' AND o.phase IN ('committed', 'done')))
+    FROM modak.tables t LEFT JOIN modak.mirror_health h USING (table_id) WHERE t.table_id = %s
 """
 
 
@@ -67,6 +74,12 @@ def read_health(conn: Conn) -> dict[int, MirrorHealth]:
         rows: Sequence[tuple[Any, ...]] = cursor.execute(_READ).fetchall()
         names = [column.name for column in cursor.description or ()]
     return {row[0]: MirrorHealth(**dict(zip(names, row, strict=True))) for row in rows}
+
+
+def complete_until(conn: Conn, table_id: int) -> datetime | None:
+    """When the lake certainly had everything: by what was told last, the last comparison, or the registration."""
+    row = conn.execute(_COMPLETE, (table_id,)).fetchone()
+    return row[0] if row else None
 
 
 def follow_name(conn: Conn, table_id: int, name: TableName) -> None:

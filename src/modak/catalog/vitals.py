@@ -54,7 +54,7 @@ _WITHDRAWALS: LiteralString = """
     FROM modak.withdrawals
 """
 _TAIL: LiteralString = """
-    SELECT o.op_id, o.kind, o.phase, o.started_at, o.error, o.counters,
+    SELECT o.op_id, o.kind, o.phase, o.started_at, o.error, o.counters, o.cleanup ? 'made' AS landed,
         extract(epoch FROM o.finished_at - o.started_at)::float8 AS seconds,
         coalesce(quote_ident(t.schema_name) || '.' || quote_ident(t.table_name), '') AS table
     FROM modak.op_log o LEFT JOIN modak.tables t USING (table_id)

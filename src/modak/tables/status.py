@@ -86,7 +86,7 @@ def _status(
         lake_bytes=lake.get("total-files-size", 0),
         lake_files=lake.get("total-data-files", 0),
         lake_rows=lake.get("total-records", 0),
-        lag=mirror_lag(health) if health else _lag(observed) if observed else None,
+        lag=mirror_lag(health) if health else _lag(observed) if observed and row.mode == "tiered" else None,
         delta_backlog=row.delta_backlog,
         pins=row.read_pins,
         last_operation=_operation(history[0]) if history else "",

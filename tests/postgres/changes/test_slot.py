@@ -36,10 +36,13 @@ from modak.postgres.changes.slot import (
     replication_connection,
     slot_state,
     usable_slot,
+    wal_history,
 )
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.postgres.embedded import EmbeddedServer
 from tests.postgres.changes.build import Followed, followed
+from tests.support.role import least_privileged
 
 ODD = TableName("public", 'odd "table"; DROP')
 
@@ -345,3 +348,14 @@ def test_dropping_a_slot_that_is_read_is_busy_and_not_waited_for(fresh_database:
             drop_slot(conn, "read")
         assert busy.value.retryable
         assert time.monotonic() - begun < 5
+
+
+@pytest.mark.superuser
+def test_a_history_that_a_server_keeps_to_itself_is_none(server: EmbeddedServer, fresh_database: Dsn) -> None:
+    with connect(fresh_database, autocommit=True) as conn:
+        known = wal_history(conn)
+        assert known is not None
+        conn.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        assert wal_history(conn) == known
+    with connect(least_privileged(server, fresh_database.dbname), autocommit=True) as conn:
+        assert wal_history(conn) is None

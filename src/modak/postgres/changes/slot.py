@@ -38,6 +38,9 @@ SELECT s.slot_name::text, s.plugin::text, s.database::text, s.active_pid, s.rest
        s.confirmed_flush_lsn::text, s.wal_status, pg_current_wal_flush_lsn()::text, s.two_phase
 FROM pg_replication_slots s WHERE s.slot_name = %s
 """
+_HISTORY = """
+SELECT (pg_control_system()).system_identifier::text || '/' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8)
+"""
 _EVICT = """
 SELECT active_pid, pg_terminate_backend(active_pid, %s) FROM pg_replication_slots
 WHERE slot_name = %s AND active_pid IS NOT NULL AND active_pid <> pg_backend_pid()
@@ -173,6 +176,20 @@ def usable_slot(conn: psycopg.Connection[Any], name: str) -> SlotState:
         what = "is gone" if state is None else "has lost its WAL" if state.lost else "belongs to something else"
         raise Refused("slot.lost", f"The replication slot {name} {what}.", hint="Anchor the table anew.")
     return state
+
+
+def wal_history(conn: psycopg.Connection[Any]) -> str | None:
+    """Whose WAL positions are: the server's own number and its timeline, which a restore or a failover changes.
+
+    None where the server does not tell us: everybody may ask, unless somebody took that away.
+    """
+    try:
+        row = conn.execute(_HISTORY).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    except psycopg.Error as error:
+        raise translate(error) from error
+    return str(row[0]) if row else None
 
 
 def advance(conn: psycopg.Connection[Any], name: str, lsn: int) -> None:

@@ -162,6 +162,7 @@ def _empty_and_switch(site: Site, record: TableRecord, heap: PgTable) -> None:
         tx.steps.append(partial(_begin_again, record=record, t=floor))
         leaves = [new_partition(leaf) for leaf in bounded(heap)]
         tx.steps.append(partial(_replace_partitions, record=record, leaves=leaves))
+        tx.forget("DELETE FROM modak.mirror_health WHERE table_id = %s", (record.table_id,))
         tx.tidy_later(withdraw=followed)
 
     try:

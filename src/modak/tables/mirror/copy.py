@@ -35,7 +35,7 @@ from modak.tables.landing import land
 from modak.tables.mirror import chunks as cutting
 from modak.tables.mirror.chunks import COMMITTED, Chunk, Key, Run, group, plan_chunks, primary_key, write_chunks
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
-from modak.tables.mirror.replication import fresh_slot, look_at_slot
+from modak.tables.mirror.replication import HISTORY, fresh_slot, history_of, look_at_slot
 from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, give_up
@@ -140,7 +140,9 @@ def look(site: Site, record: TableRecord, held: ExportSnapshot) -> Source:
 def finish(site: Site, record: TableRecord, consistent_lsn: int, rewritten: Mapping[str, int] | None = None) -> None:
     """Every row has landed: from here on the pump follows. `rewritten`, when nobody rewrote since the slot was made."""
     now = site.reader.state(record.name).cutline
-    props = {**now.lake_props, REWRITTEN: dict(rewritten)} if rewritten else now.lake_props
+    props = {**now.lake_props, HISTORY: history_of(site)}
+    if rewritten:
+        props[REWRITTEN] = dict(rewritten)
     healed = now.heal_until is None or read_lsn(now.heal_until) <= consistent_lsn
     reach("copy.before_frontier")
     with site.writer(None).step() as tx:

@@ -28,7 +28,7 @@ from modak.tables.mirror.compare import Sides, Stretch, differing, sides_of
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.mend import Mended, land_mended, write_differing
 from modak.tables.mirror.pump.evolve import RECOPY, columns_differ, follow, mapped_columns
-from modak.tables.mirror.replication import fresh_slot, look_at_slot, publish
+from modak.tables.mirror.replication import HISTORY, fresh_slot, history_of, look_at_slot, publish
 from modak.tables.site import Site
 from modak.tables.tidy import finish_operations, give_up
 from modak.tables.verify.point import Point
@@ -52,6 +52,15 @@ def slot_trouble(site: Site, table: TableRecord, frontier: str | None) -> str | 
     if frontier is not None and slot.flush_lsn < read_lsn(frontier):
         return "the server's WAL ends before what the lake has: it is another server, or an older one"
     return None
+
+
+def history_trouble(site: Site, line: Cutline) -> str | None:
+    """Why F means nothing on this server, although a slot of the right name may be there; None: it does."""
+    known = line.lake_props.get(HISTORY)
+    now = known and history_of(site)
+    if now is None or known == now:
+        return None
+    return f"the server is another one, or has taken up an earlier state: its history was {known} and is {now}"
 
 
 def reanchor(site: Site, epoch: Epoch | None, table: TableRecord) -> int:
@@ -109,10 +118,11 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
     plan = {"table": [table.name.schema, table.name.name]}
     Journal(writer).begin(op_id, table.table_id, "reanchor", plan, [data_folder(table.location, op_id)])
     try:
+        history = history_of(site)
         sides, mended, frontier, rewritten = _differences(site, writer, table, op_id)
 
         def lines(line: Cutline) -> Cutline:
-            props = {**line.lake_props, REWRITTEN: rewritten}
+            props = {**line.lake_props, REWRITTEN: rewritten, HISTORY: history}
             props.pop(RECOPY, None)
             return replace(line, frontier=frontier, heal_until=None, lake_props=props)
 

@@ -22,7 +22,7 @@ from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres import ddl
 from modak.postgres.changes.publication import create_publication, drop_publication, find_publications
-from modak.postgres.changes.slot import NewSlot, SlotState, created_slot, drop_slot, evict, slot_state
+from modak.postgres.changes.slot import NewSlot, SlotState, created_slot, drop_slot, evict, slot_state, wal_history
 from modak.postgres.connect import translate
 from modak.tables.mirror.identity import ensure_identity, remove_guards
 from modak.tables.mirror.names import publication_name, slot_name
@@ -34,6 +34,8 @@ Conn = psycopg.Connection[Any]
 
 PUBLISHED = "published"
 """Key of the line's lake properties: the mark of the publication from which the slot reads."""
+HISTORY = "history"
+"""Key of the line's lake properties: the server and timeline on whose WAL F is a position."""
 TRIES = 60
 PAUSE_SECONDS = 0.25
 
@@ -54,6 +56,12 @@ def look_at_slot(site: Site, record: TableRecord) -> SlotState | None:
     """The slot as the server shows it."""
     with site.connect(autocommit=True) as conn:
         return slot_state(conn, slot_of(site, record))
+
+
+def history_of(site: Site) -> str | None:
+    """The server and timeline whose WAL is being written, where the server tells."""
+    with site.connect(autocommit=True) as conn:
+        return wal_history(conn)
 
 
 def publish(site: Site, writer: CatalogWriter, record: TableRecord) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import structlog
 
 from modak.catalog.lease import Epoch
-from modak.catalog.mirrors import follow_name
+from modak.catalog.mirrors import complete_until, follow_name
 from modak.catalog.records import TableRecord, TableState
 from modak.core import underway
 from modak.core.errors import ModakError, Refused
@@ -35,14 +35,14 @@ from modak.postgres.model import PgTable
 from modak.tables.mirror.identity import ensure_identity
 from modak.tables.mirror.names import publication_name, slot_name
 from modak.tables.mirror.pump.buffer import Buffer
-from modak.tables.mirror.pump.columns import Columns, name_of
+from modak.tables.mirror.pump.columns import Columns, identity_of, name_of
 from modak.tables.mirror.pump.commit import DEFINITION, move_frontier
 from modak.tables.mirror.pump.events import events_of
 from modak.tables.mirror.pump.evolve import RECOPY, known_columns
 from modak.tables.mirror.pump.flush import Flusher
 from modak.tables.mirror.pump.lander import Lander, Landing
 from modak.tables.mirror.pump.plan import Pace
-from modak.tables.mirror.reanchor import reanchor, slot_trouble
+from modak.tables.mirror.reanchor import history_trouble, reanchor, slot_trouble
 from modak.tables.mirror.replication import marks_of
 from modak.tables.site import Site
 
@@ -101,8 +101,9 @@ class Pump:
         self._looked_after: float | None = None
         self._heap: PgTable | None = None
         """The table as it was when it was last looked after, until that has been compared with the lake."""
-        self.complete_at = site.clock.now()
-        """When the lake last had everything that had committed by then."""
+        with site.connect(autocommit=True) as conn:
+            self.complete_at = complete_until(conn, table_id) or site.clock.now()
+        """When the lake last had everything that had committed by then, also if that was another worker's doing."""
 
     def close(self) -> None:
         """Let go of the slot and of what was read; what is kept on the local disk goes with a table that is gone."""
@@ -158,7 +159,8 @@ class Pump:
             return Turn(waits_for="copying")
         if self._is_due():
             record = self._look_after(record)
-            trouble = slot_trouble(self._site, record, line.frontier) or line.lake_props.get(RECOPY)
+            trouble = slot_trouble(self._site, record, line.frontier) or history_trouble(self._site, line)
+            trouble = trouble or line.lake_props.get(RECOPY)
             if trouble:
                 return self._anew(record, str(trouble))
             self._looked_after = self._site.clock.monotonic()
@@ -349,13 +351,15 @@ class Pump:
         return self._looked_after is None or self._site.clock.monotonic() - self._looked_after >= pause
 
     def _look_after(self, record: TableRecord) -> TableRecord:
-        """What has to be looked at now and then: the table's name, and that Postgres writes whole old rows."""
+        """What has to be looked at now and then: the table's name and key, and that Postgres writes whole old rows."""
         with self._site.connect(autocommit=True) as conn:
             name = name_of(conn, record)
             if name != record.name:
                 record = self._renamed(record, name)
             ensure_identity(conn, record, self._writer.hold)
             self._heap = describe(conn, record.name, record.tier_key)
+        # The change stream does not announce another primary key: no column is another one.
+        identity_of(record, self._heap)
         return record
 
     def _renamed(self, record: TableRecord, name: TableName) -> TableRecord:
