@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import errors
+from psycopg import errors, sql
 
 from modak.catalog import capture
 from modak.core.axis import Axis
@@ -51,6 +51,34 @@ def judged(catalog: Dsn) -> Built:
             "id bigint, ts bigint, body text NOT NULL DEFAULT 'none', n int CONSTRAINT n_check CHECK (n > 0),"
             " short varchar(3), price numeric(5, 2), twice bigint GENERATED ALWAYS AS (ts * 2) STORED",
         )
+
+
+_MONETARY = ("de_DE.utf8", "de_DE.UTF-8", "en_GB.utf8", "en_GB.UTF-8", "ja_JP.utf8", "en_US.utf8", "en_US.UTF-8")
+
+
+def test_every_function_that_makes_texts_has_one_form_of_money(conn: Conn) -> None:
+    rows = conn.execute(
+        "SELECT p.proname, 'lc_monetary=C' = ANY (p.proconfig) FROM pg_proc p"
+        " WHERE p.pronamespace = 'modak'::regnamespace AND 'bytea_output=hex' = ANY (p.proconfig)"
+    ).fetchall()
+    assert {"capture", "divert", "take_in", "bury", "modak_read_row"} <= {name for name, _ in rows}
+    assert [name for name, plain in rows if not plain] == []
+
+
+def test_money_is_the_same_text_wherever_the_writer_comes_from(conn: Conn, catalog: Dsn) -> None:
+    table = reclaimed(conn, "id bigint, ts bigint, price money")
+    with connect(catalog, autocommit=True) as odd:
+        for locale in _MONETARY:
+            try:
+                odd.execute(sql.SQL("SET lc_monetary = {}").format(locale))
+            except errors.InvalidParameterValue:
+                continue
+            if scalar(odd, "SELECT 1234::money::text") != "$1,234.00":
+                break
+        else:
+            pytest.skip("the server has no locale whose money looks otherwise")
+        assert upsert(odd, table, id=1, ts=50, price=1234) == "delta"
+    assert image(conn, table, "1", 50)["price"] == "$1,234.00"
 
 
 def test_a_row_without_its_tier_key_has_no_place(conn: Conn, judged: Built) -> None:

@@ -73,6 +73,44 @@ def test_every_format_gives_the_same_rows(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+def test_values_keep_their_digits_in_every_text_format(call: Call) -> None:
+    moment = "timestamp'2024-01-15 08:00:00.123456+00:00'"
+    query = (
+        f"select {moment} as at, array({moment}, null) as many, timestamp_ntz'2024-01-15 08:00:00.000001' as plain,"
+        " array(timestamp_ntz'2024-01-15 08:00:00.000001') as plains, 12.50bd as price, x'00ff' as bytes,"
+        " double('nan') as nan, '' as empty, cast(null as string) as nothing, 'a,b' as comma from events where id = 250"
+    )
+    many, plains = '["2024-01-15T08:00:00.123456Z",null]', '["2024-01-15T08:00:00.000001"]'
+    shown = [
+        *("2024-01-15 08:00:00.123456", many, "2024-01-15 08:00:00.000001", plains),
+        *("12.50", "\\x00ff", "NaN"),
+    ]
+    header, line = call("sql", query, "--format", "csv").stdout.splitlines()
+    assert header == "at,many,plain,plains,price,bytes,nan,empty,nothing,comma"
+    assert line.endswith(',12.50,\\x00ff,NaN,"",,"a,b"')
+    (row,) = csv.reader([line])
+    assert row == [*shown, "", "", "a,b"]
+    answer = call("sql", query, "--format", "json").stdout
+    assert '"price":12.50,' in answer
+    assert json.loads(answer) == {
+        "at": "2024-01-15T08:00:00.123456Z", "many": json.loads(many), "plain": "2024-01-15T08:00:00.000001",
+        "plains": json.loads(plains), "price": 12.5, "bytes": "AP8=", "nan": "NaN",
+        "empty": "", "nothing": None, "comma": "a,b",
+    }  # fmt: skip
+    grid = call("sql", query).stdout
+    assert all(value in grid for value in shown)
+
+
+@pytest.mark.spark
+def test_what_cannot_be_followed_or_told_apart_is_refused(call: Call) -> None:
+    hidden = call("sql", "select id from public./*x*/events")
+    assert (hidden.exit_code, "written in a way that cannot be followed" in hidden.stderr) == (2, True)
+    twice = call("sql", "select id, id from events", "--format", "json")
+    assert (twice.exit_code, "Two columns are called id" in twice.stderr) == (2, True)
+    assert call("sql", "select id, id from events where id = 5", "--format", "csv").stdout == "id,id\n5,5\n"
+
+
+@pytest.mark.spark
 def test_a_script_runs_statement_by_statement_and_stops_at_the_first_error(call: Call) -> None:
     script = "\\dt\n\\d events\n\\timing\nselect count(*) as n -- ;\nfrom events;\nselect ';' as x; select 1 as y"
     done = call("shell", stdin=script)

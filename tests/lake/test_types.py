@@ -91,6 +91,7 @@ def test_the_select_list_quotes_names_and_adds_the_guards() -> None:
         PgType("text", "scalar", collation_deterministic=False),
         PgType("interval", "scalar"),
         PgType("jsonb", "scalar"),
+        PgType("money", "scalar"),
         PgType("pair", "composite"),
         PgType("_int4", "array", element=PgType("int4", "scalar")),
     ],

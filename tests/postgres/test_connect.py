@@ -88,10 +88,10 @@ def test_text_does_not_depend_on_the_settings_of_database_or_role(fresh_database
             conn.execute(f'ALTER DATABASE "{fresh_database.dbname}" SET {setting}')
     question = (
         "SELECT timestamptz '2020-01-02 03:04:05+00', date '2020-01-02', 0.1::float8, '\\x00ff'::bytea,"
-        " interval '1 day 2 hours'"
+        " interval '1 day 2 hours', money '1234.5'"
     )
-    as_text = f"SELECT a::text, b::text, c::text, d::text, e::text FROM ({question}) AS q(a, b, c, d, e)"
-    expected = ("2020-01-02 03:04:05+00", "2020-01-02", "0.1", "\\x00ff", "P1DT2H")
+    as_text = f"SELECT a::text, b::text, c::text, d::text, e::text, f::text FROM ({question}) AS q(a, b, c, d, e, f)"
+    expected = ("2020-01-02 03:04:05+00", "2020-01-02", "0.1", "\\x00ff", "P1DT2H", "$1,234.50")
     with connect(fresh_database) as conn:
         assert conn.execute(as_text).fetchone() == expected
     with arrow.stream(fresh_database, as_text) as rows:

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from modak.catalog import pins
 from modak.catalog.records import Pin
 from modak.core import faults
+from modak.core.errors import Conflict
 from modak.runtime.leader import Leader
-from modak.tables.fold.run import fold, plan
+from modak.tables.fold.run import REPLANS, fold, plan
 from modak.tables.site import Site
 from tests.tables.corrections import Corrections
 from tests.tables.events import Events
@@ -270,6 +271,67 @@ def test_columns_that_were_renamed_swapped_added_or_dropped_meanwhile_are_follow
     assert [rows[1][name] for name in wanted] == ["before", "b", "a", None, "red"]
     assert [rows[2][name] for name in wanted] == ["after", "A", "B", "new", None]
     assert [rows[3][name] for name in wanted] == ["row 3", None, None, None, "red"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "others"),
+    [
+        ("RENAME COLUMN body TO text", "text", {2: "row 2", 3: "before"}),
+        ("ADD COLUMN text text DEFAULT 'from the start'", "text", {2: "from the start", 3: "from the start"}),
+    ],
+    ids=["renamed", "added"],
+)
+def test_a_column_that_comes_after_the_fold_has_looked_keeps_its_corrections(
+    site: Site,
+    events: Events,
+    cold: Corrections,
+    leader: Leader,
+    truth: Invariants,
+    change: str,
+    name: str,
+    others: dict[int, str],
+) -> None:
+    # Around the row that is to come, because a batch ends at its last row.
+    cold.upsert(0, 0, "first")
+    cold.upsert(3, 3, "before")
+
+    def correct() -> None:
+        events.sql(f"ALTER TABLE public.events {change}")
+        events.sql(f"""SELECT modak_upsert('public.events', '{{"id": 1, "ts": 1, "{name}": "after"}}')""")
+
+    once_at("journal.after_begin", correct)
+    fold(site, leader.epoch, events.name)
+    faults.watch(None)
+    fold(site, leader.epoch, events.name)
+    assert events.delta() == {}
+    rows = {row["id"]: row[name] for row in by_duckdb(site, events.name)}
+    assert {key: rows[key] for key in (1, 2, 3)} == {1: "after", **others}
+    truth.check_files()
+    truth.check_journal()
+
+
+def test_columns_that_never_rest_end_the_fold_after_some_tries_and_lose_nothing(
+    site: Site, events: Events, cold: Corrections, leader: Leader, truth: Invariants
+) -> None:
+    cold.upsert(5, 5, "corrected")
+    added: list[str] = []
+
+    def add(point: str) -> None:
+        if point == "fold.snapshot_taken":
+            added.append(f"column_{len(added)}")
+            events.sql(f"ALTER TABLE public.events ADD COLUMN {added[-1]} text")
+
+    faults.watch(add)
+    with pytest.raises(Conflict) as conflict:
+        fold(site, leader.epoch, events.name)
+    faults.watch(None)
+    assert (conflict.value.code, conflict.value.retryable) == ("fold.columns_changed", True)
+    assert len(added) == REPLANS
+    assert set(events.delta()) == {("5", 5)}
+    truth.check_journal()
+    assert fold(site, leader.epoch, events.name).rows == 1
+    assert lake(events)[5, 5] == "corrected"
+    truth.check_files()
 
 
 @pytest.mark.spark

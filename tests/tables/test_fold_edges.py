@@ -157,3 +157,17 @@ def test_a_frozen_table_is_not_folded(cold: Cold) -> None:
     report = cold.fold()
     assert (report.changed, report.left) == (False, 1)
     assert report.blocked is not None
+
+
+def test_one_pass_takes_so_many_batches_and_leaves_the_rest_to_the_next(
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.fold.run.MOST_BATCHES", 2)
+    for key in range(10, 60, 10):
+        cold.corrections.upsert(key, key, "in turn")
+    first = cold.fold(MODAK_COMPACTION_BATCH="1")
+    assert (first.batches, first.rows, first.left) == (2, 2, 3)
+    assert [key for key in range(10, 60, 10) if cold.lake()[key, key] == "in turn"] == [10, 20]
+    second = cold.fold(MODAK_COMPACTION_BATCH="2")
+    assert (second.batches, second.rows, second.left) == (2, 3, 0)
+    assert cold.events.delta() == {}

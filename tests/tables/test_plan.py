@@ -89,6 +89,13 @@ def test_a_partition_made_below_the_cut_line_is_reported():
     assert [f.code for f in survey(state)] == ["grid.below_cut_line"]
 
 
+def test_a_partition_that_straddles_the_cut_line_is_reported():
+    state = grid((50, 200), cut_line=100, high_water=150)
+    (finding,) = survey(state)
+    assert (finding.code, "reaches below the cut-line 100" in finding.message) == ("grid.below_cut_line", True)
+    assert not survey(grid((50, 200), cut_line=100, states=(PartitionState.TIERED,)))
+
+
 def test_a_pin_keeps_the_heap_copy_it_reads():
     tiered = (PartitionState.TIERED, PartitionState.TIERED)
     state = grid(*THREE, cut_line=200, high_water=250, states=tiered)

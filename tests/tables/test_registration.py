@@ -70,6 +70,20 @@ def test_everything_wrong_is_told_in_one_list_and_nothing_is_changed(site: Site)
     assert lake_files(site, "bad") == 0
 
 
+def test_a_partition_from_minvalue_is_refused_only_while_it_holds_rows(events: Events) -> None:
+    """Its rows lie below the first cut-line, where no read looks at the heap."""
+    events.sql("CREATE TABLE public.before PARTITION OF public.events FOR VALUES FROM (MINVALUE) TO (0)")
+    events.sql("INSERT INTO public.events VALUES (-5, -5, 'old')")
+    request = RegisterRequest(events.name, ("id",), "ts")
+    assert problems(events.site, request).keys() == {"register.minvalue_rows"}
+    with pytest.raises(Refused, match=r"before starts at MINVALUE and holds rows.*Move them"):
+        register(events.site, request)
+    events.sql("DELETE FROM public.events WHERE ts < 0")
+    assert register(events.site, request).created
+    events.sql("INSERT INTO public.events VALUES (-5, -5, 'old')")
+    assert not register(events.site, request).created
+
+
 @pytest.mark.parametrize(
     ("definition", "code"),
     [

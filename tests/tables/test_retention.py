@@ -21,6 +21,7 @@ from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.schedule import Schedule
 from modak.tables import status
+from modak.tables.fold.run import fold
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.registration.unregister import unregister
@@ -29,6 +30,7 @@ from modak.tables.retention.plan import RETENTION_LINE
 from modak.tables.retention.run import RetentionReport, retain
 from modak.tables.site import Site
 from tests.tables import readers
+from tests.tables.corrections import Corrections
 from tests.tables.events import Events
 from tests.tables.invariants import Invariants
 
@@ -88,6 +90,18 @@ def promised(pin: Pin) -> int:
     assert all(row["ts"] >= low for row in rows), "expired rows are gone from what a later reader sees"
     assert len(rows) == pin.t - low
     return len(rows)
+
+
+def test_a_fold_whose_rows_expire_meanwhile_brings_none_of_them_back(cold: Events, leader: Leader) -> None:
+    Corrections(cold).upsert(5, 5, "corrected")
+    Corrections(cold).upsert(7, 7, "corrected")
+    once_at("fold.after_write", lambda: cold.sql("UPDATE modak.cutline SET retention_line = 100"))
+    with capture_logs() as logged:
+        assert not fold(cold.site, leader.epoch, cold.name).changed
+    faults.watch(None)
+    assert [entry["because"] for entry in logged if entry["event"] == "fold.again"] == ["fold.lines_moved"]
+    assert {row[2] for row in cold.lake() if row[0] in (5, 7)} == {"row 5", "row 7"}
+    assert not cold.site.reader.state(cold.name).unfinished
 
 
 def test_the_line_moves_and_all_below_it_goes(cold: Events, leader: Leader, warehouse: str) -> None:

@@ -17,12 +17,14 @@ from pyspark.sql import functions
 
 import modak
 from modak.catalog import pins
+from modak.core import faults
 from modak.core.errors import ModakError, UsageError
 from modak.core.names import TableName
 from modak.runtime.leader import Leader
 from modak.runtime.reading import Snapshot
 from modak.spark.pushdown import asked
 from modak.storage.uri import local_path
+from modak.tables.fold.run import fold
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.seam import delta as seam_delta
@@ -33,6 +35,7 @@ from modak.tables.seam.pinned import Point
 from modak.tables.seam.plan import Span
 from modak.tables.site import Site
 from tests.tables.events import Events, Row
+from tests.tables.test_foreign_commits import once_at
 from tests.tables.test_readers import MIXED, VALUES
 
 pytestmark = pytest.mark.spark
@@ -331,6 +334,67 @@ def test_columns_that_were_added_renamed_and_dropped_show_what_postgres_shows(ti
     assert tuple(spread) == (251, "2024-01-01 12:00:00", 251 * 7 + 9)
 
 
+TRADES = (
+    "RENAME COLUMN a TO c",
+    "RENAME COLUMN b TO a",
+    "RENAME COLUMN c TO b",
+    "RENAME COLUMN body TO text",
+    "ADD COLUMN body text DEFAULT 'none'",
+    "DROP COLUMN gone",
+    "ADD COLUMN gone text",
+)
+"""Names that are used again before the lake follows: two swap theirs, two are given to new columns."""
+
+
+def test_columns_whose_names_are_used_again_are_told_apart_by_the_age_of_a_correction(
+    events: Events, leader: Leader
+) -> None:
+    events.sql("ALTER TABLE public.events ADD COLUMN a text, ADD COLUMN b text, ADD COLUMN gone text")
+    events.register()
+    assert events.tier(leader).rows == 200
+    image = '{"id": 1, "ts": 1, "body": "before", "a": "a", "b": "b", "gone": "old"}'
+    events.sql(f"SELECT modak_upsert('public.events', '{image}')")
+    for trade in TRADES:
+        events.sql(f"ALTER TABLE public.events {trade}")
+    image = '{"id": 2, "ts": 2, "text": "after", "a": "A", "b": "B", "body": "new", "gone": "new"}'
+    events.sql(f"SELECT modak_upsert('public.events', '{image}')")
+    expected = [
+        ("before", "b", "a", "none", None),
+        ("after", "A", "B", "new", "new"),
+        ("row 3", None, None, "none", None),
+    ]
+
+    def shown(now: Snapshot) -> list[Row]:
+        return [
+            tuple(row) for row in now.read("events", ["text", "a", "b", "body", "gone"], "id in (1, 2, 3)").collect()
+        ]
+
+    with at(events.site) as now:
+        assert sorted(shown(now)) == sorted(expected)
+        # The lake follows while the point holds, with other names in its metadata than in what the point sees.
+        assert fold(events.site, leader.epoch, events.name).rows == 2
+        assert sorted(shown(now)) == sorted(expected)
+    with at(events.site) as now:
+        assert sorted(shown(now)) == sorted(expected)
+
+
+def test_a_fold_between_pin_and_snapshot_takes_no_name_from_a_correction(tiered: Events, leader: Leader) -> None:
+    correct(tiered, 5, "corrected")
+    tiered.sql("ALTER TABLE public.events RENAME COLUMN body TO text")
+    tiered.sql("ALTER TABLE public.events ADD COLUMN body text DEFAULT 'none'")
+
+    def follow() -> None:
+        fold(tiered.site, leader.epoch, tiered.name)
+        correct(tiered, 7, None)
+        fold(tiered.site, leader.epoch, tiered.name)
+
+    once_at("pins.after_begin", follow)
+    with at(tiered.site) as now:
+        faults.watch(None)
+        found = rows(now.read("events", ["text", "body"], "id in (5, 6, 7)"))
+        assert found == [("corrected", "none"), ("row 6", "none")]
+
+
 def test_a_snapshot_that_has_ended_or_was_lost_fails_and_never_returns_less(tiered: Events) -> None:
     site = tiered.site
     with at(site) as now:
@@ -345,6 +409,27 @@ def test_a_snapshot_that_has_ended_or_was_lost_fails_and_never_returns_less(tier
     with pytest.raises(ModakError, match="connection ended") as lost, at(site) as now:
         tiered.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'modak read'")
     assert lost.value.retryable
+    assert tiered.sql("SELECT count(*) FROM modak.read_pins") == [(0,)]
+
+
+def test_a_read_that_cannot_be_is_refused_by_name_and_leaves_no_pin(tiered: Events) -> None:
+    site = tiered.site
+    with pytest.raises(UsageError) as refused:
+        Point(site, [tiered.name], lifetime_seconds=0)
+    assert refused.value.code == "seam.lifetime"
+    with pytest.raises(UsageError) as refused:
+        modak.read_lake(site.spark, "public.events", settings=site.settings)
+    assert refused.value.code == "seam.mode"
+
+    def replace() -> None:
+        tiered.sql("ALTER TABLE public.events RENAME TO former")
+        tiered.sql("CREATE TABLE public.events (LIKE public.former INCLUDING ALL)")
+
+    once_at("pins.after_begin", replace)
+    with pytest.raises(ModakError) as replaced:
+        modak.read(site.spark, "public.events", settings=site.settings)
+    faults.watch(None)
+    assert replaced.value.code == "seam.table_replaced"
     assert tiered.sql("SELECT count(*) FROM modak.read_pins") == [(0,)]
 
 

@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 from modak.core import faults
+from modak.core.names import TableName
 from modak.postgres.dsn import Dsn
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
 from modak.tables.fold.run import fold
 from modak.tables.foreign import accept
+from modak.tables.registration.register import register
+from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
 from modak.tables.verify.report import VerifyReport
 from modak.tables.verify.run import Limits, verify
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
+from tests.tables.test_seam import TRADES
 
 pytestmark = pytest.mark.spark
 
@@ -72,6 +76,24 @@ def test_corrections_that_wait_in_the_delta_are_laid_over_the_lake(both: Events)
     report = verify(both.site, both.name)
     assert report.sound, report
     assert sum(band.delta_rows for band in report.bands) == 5
+
+
+def test_columns_whose_names_are_used_again_are_compared_by_the_age_of_a_correction(
+    events: Events, leader: Leader
+) -> None:
+    events.sql("ALTER TABLE public.events ADD COLUMN a text, ADD COLUMN b text, ADD COLUMN gone text")
+    events.register()
+    events.tier(leader)
+    events.sql("UPDATE public.events SET body = 'before', a = 'a', b = 'b', gone = 'old' WHERE id = 1")
+    for trade in TRADES:
+        events.sql(f"ALTER TABLE public.events {trade}")
+    events.sql("UPDATE public.events SET text = 'after', a = 'A', b = 'B', body = 'new', gone = 'new' WHERE id = 2")
+    report = verify(events.site, events.name)
+    assert report.sound, report
+    assert report.compared_rows == 200
+    fold(events.site, leader.epoch, events.name)
+    report = verify(events.site, events.name)
+    assert report.sound, report
 
 
 def test_each_kind_of_damage_is_found_and_named(both: Events) -> None:
@@ -238,6 +260,54 @@ def test_a_fold_after_the_pin_changes_nothing_for_the_verification(both: Events,
     assert after.sound, after
     assert [sum(band.lake_rows for band in report.bands) for report in (during, after)] == [200, 190]
     assert during.snapshot_id != after.snapshot_id
+
+
+def test_rows_of_the_heap_that_no_read_shows_are_counted_by_partition(events: Events, leader: Leader) -> None:
+    events.sql("CREATE TABLE public.before PARTITION OF public.events FOR VALUES FROM (MINVALUE) TO (-100)")
+    events.sql("CREATE TABLE public.rest PARTITION OF public.events DEFAULT")
+    events.register()
+    events.tier(leader)
+    assert verify(events.site, events.name).sound
+    events.sql("INSERT INTO public.events VALUES (1, -500, 'x'), (2, -400, 'x'), (3, -50, 'x'), (4, 5000, 'far ahead')")
+    report = verify(events.site, events.name)
+    (finding,) = report.findings
+    assert finding.code == "heap.hidden"
+    assert finding.message.startswith("1 rows of partition rest lie below the cut-line 200")
+    # A partition with an upper bound below the cut-line is compared, as if it had been tiered.
+    assert {(d.kind, d.key) for d in report.differences} == {("missing", "1"), ("missing", "2")}
+    assert not report.sound
+    # Attached again, it reaches from below the cut-line to above.
+    events.sql("DELETE FROM public.events WHERE ts < 0")
+    events.sql("DROP TABLE public.events_100, public.events_200")
+    events.sql("CREATE TABLE public.across PARTITION OF public.events FOR VALUES FROM (150) TO (300)")
+    events.sql("INSERT INTO public.events VALUES (9000, 160, 'hidden'), (9001, 250, 'hot')")
+    (finding,) = verify(events.site, events.name).findings
+    assert finding.message.startswith("1 rows of partition across lie below the cut-line 200")
+
+
+def test_many_keys_that_are_twice_are_counted_up_to_a_bound_that_is_told(
+    both: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed_by_hand(both, f"INSERT INTO {LAKE} SELECT * FROM {LAKE} WHERE id < 10")
+    both.sql("ALTER TABLE public.events DETACH PARTITION public.events_0")
+    report = verify(both.site, both.name)
+    assert (report.differing_rows, report.at_least) == (10, False)
+    monkeypatch.setattr("modak.tables.verify.run.MOST_TWICE", 4)
+    report = verify(both.site, both.name)
+    assert (report.differing_rows, report.at_least) == (4, True)
+
+
+def test_an_empty_key_is_not_told_as_null(site: Site, leader: Leader) -> None:
+    table = Events(site, TableName("public", "words"))
+    table.sql("CREATE TABLE public.words (word text, ts bigint, n int, PRIMARY KEY (word, ts)) PARTITION BY RANGE (ts)")
+    for lower in (0, 100):
+        table.add_partition(lower)
+    table.sql("INSERT INTO public.words VALUES ('', 1, 1), ('a', 2, 2), ('b', 150, 3)")
+    register(site, RegisterRequest(table.name, ("word",), "ts"))
+    table.tier(leader)
+    changed_by_hand(table, "UPDATE modak.modak.public.words SET n = 7 WHERE ts = 1")
+    (difference,) = verify(site, table.name).differences
+    assert (difference.key, difference.tier_key, difference.heap, difference.lake) == ("''", "1", "1", "7")
 
 
 def test_what_lies_below_the_retention_line_or_in_the_spill_is_named(both: Events) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, LiteralString, Self
 
 import psycopg
+from psycopg import sql
 
 from modak.catalog.records import DeltaRange
 from modak.core.axis import TierKey
@@ -65,9 +67,10 @@ _SWEEP: LiteralString = """
         LIMIT %(most)s FOR UPDATE SKIP LOCKED))
 """
 _RENAMES: LiteralString = """
-    unnest(%(old)s::text[], %(new)s::text[], %(ages)s::int[], %(here)s::bool[]) n (old_name, new_name, age, here)
+    unnest(%(old)s::text[], %(new)s::text[], %(since)s::text[]::xid[], %(here)s::bool[])
+        n (old_name, new_name, since, here)
 """
-_OLDER: LiteralString = "(age(d.xid::xid) > n.age OR (n.here AND NOT d.payload ? n.new_name))"
+_OLDER: LiteralString = "(age(d.xid::xid) > age(n.since) OR (n.here AND NOT d.payload ? n.new_name))"
 _RENAME_IN_DELTA: LiteralString = f"""
     UPDATE modak.delta d SET payload = (
         SELECT jsonb_object_agg(coalesce(n.new_name, e.key), e.value)
@@ -76,9 +79,64 @@ _RENAME_IN_DELTA: LiteralString = f"""
     WHERE d.table_id = %(table)s AND d.payload ?| %(old)s::text[]
         AND EXISTS (SELECT FROM {_RENAMES} WHERE d.payload ? n.old_name AND {_OLDER})
 """  # noqa: S608
-_ATTRIBUTE_AGES: LiteralString = """
-    SELECT attname, age(xmin) FROM pg_attribute WHERE attrelid = %s AND attname = ANY (%s::name[]) AND NOT attisdropped
+_DESCRIBED_BY: LiteralString = """
+    SELECT attname, xmin::text FROM pg_attribute WHERE attrelid = %s AND attname = ANY (%s::name[]) AND NOT attisdropped
 """
+_OUTDATED: LiteralString = """
+    SELECT EXISTS (
+        SELECT FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND age(a.xmin) <= age(d.xid::xid)
+    )
+    FROM modak.delta d WHERE d.table_id = %s AND d.pk = %s AND d.tier_key = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A column's name in older images of the delta and its name now."""
+
+    old: str
+    new: str
+    since: str
+    """The transaction that has described the column as it is: images of earlier ones are older than the name."""
+    here: bool
+    """Whether the new name is a column of the table; the values of a dropped one are nobody's."""
+
+
+def renames(conn: Conn, relid: int, renamed: Mapping[str, str]) -> tuple[Rename, ...]:
+    """What `rename_in_delta` goes by, as this connection sees it.
+
+    The age of a column's description tells whether an image is older than its name: two columns may have swapped
+    names, or a new column taken the name of a dropped one (whose new name is then no column of the table).
+    """
+    if not renamed:
+        return ()
+    by: dict[str, str] = dict(conn.execute(_DESCRIBED_BY, (relid, [*renamed.values(), *renamed])).fetchall())
+    known = ((old, new, by.get(new, by.get(old)), new in by) for old, new in renamed.items())
+    return tuple(Rename(old, new, since, here) for old, new, since, here in known if since is not None)
+
+
+def image_cases(column: str, waiting: Sequence[Rename]) -> list[tuple[str, str]]:
+    """When, and under which name, an image has a column: SQL conditions on `modak.delta` and keys of its payload.
+
+    The images read as `rename_in_delta` will leave them. Text, because it travels to the connections of tasks.
+    """
+    cases = [(f"{_has(one.old)} AND {_older(one)}", one.old) for one in waiting if one.new == column]
+    own = [_has(column), *(f"NOT {_older(one)}" for one in waiting if one.old == column)]
+    return [*cases, (" AND ".join(own), column)]
+
+
+def _has(name: str) -> str:
+    return f"payload ? {quoted(name)}"
+
+
+def _older(one: Rename) -> str:
+    older = f"age(xid::xid) > age({quoted(one.since)}::xid)"
+    return f"({older} OR NOT {_has(one.new)})" if one.here else f"({older})"
+
+
+def quoted(text: str) -> str:
+    """A text constant for SQL in which nothing can be bound."""
+    return sql.Literal(text).as_string()
 
 
 def retire_delta(conn: Conn, table_id: int, rows: DeltaRange, pg_snapshot: str) -> tuple[int, int]:
@@ -202,16 +260,39 @@ def sweep_delta(conn: Conn, table_id: int, most: int) -> int:
 
 
 def rename_in_delta(conn: Conn, table_id: int, relid: int, renamed: Mapping[str, str]) -> int:
-    """Give the images written before columns were renamed the new names; returns how many changed.
-
-    The age of a column's description tells whether an image is older than its name: two columns may have swapped
-    names, or a new column taken the name of a dropped one (whose new name is then no column of the table).
-    """
-    ages = dict(conn.execute(_ATTRIBUTE_AGES, (relid, [*renamed.values(), *renamed])).fetchall())
-    known = [(old, new, ages.get(new, ages.get(old)), new in ages) for old, new in renamed.items()]
-    known = [entry for entry in known if entry[2] is not None]
+    """Give the images written before columns were renamed the new names; returns how many changed."""
+    known = renames(conn, relid, renamed)
     if not known:
         return 0
-    old, new, age, here = (list(part) for part in zip(*known, strict=True))
-    values = {"table": table_id, "old": old, "new": new, "ages": age, "here": here}
+    values = {
+        "table": table_id,
+        "old": [one.old for one in known],
+        "new": [one.new for one in known],
+        "since": [one.since for one in known],
+        "here": [one.here for one in known],
+    }
     return conn.execute(_RENAME_IN_DELTA, values).rowcount
+
+
+def outdated(conn: Conn, relid: int, table_id: int, pk: str, tier_key: TierKey) -> bool:
+    """Whether a column of the table was described anew since the image of this row was written."""
+    row = conn.execute(_OUTDATED, (relid, table_id, pk, tier_key)).fetchone()
+    return bool(row and row[0])
+
+
+def image_now(
+    conn: Conn, table_id: int, pk: str, tier_key: TierKey, columns: Sequence[str], waiting: Sequence[Rename]
+) -> dict[str, str | None] | None:
+    """The image of this row as `rename_in_delta` will leave it; columns that it does not have are left out."""
+    cases = (
+        " ".join(f"WHEN {case} THEN {quoted(key)}" for case, key in image_cases(column, waiting)) for column in columns
+    )
+    names = ", ".join(f"CASE {each} END" for each in cases).replace("%", "%%")
+    query = f"SELECT payload, ARRAY[{names}]::text[] FROM modak.delta WHERE op = 1"  # noqa: S608
+    found = conn.execute(
+        f"{query} AND table_id = %s AND pk = %s AND tier_key = %s".encode(), (table_id, pk, tier_key)
+    ).fetchone()
+    if found is None:
+        return None
+    payload, keys = found
+    return {column: payload[key] for column, key in zip(columns, keys, strict=True) if key is not None}

@@ -7,10 +7,9 @@ joined row group by row group, so no answer is ever held as a whole.
 
 from __future__ import annotations
 
-import csv
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from modak.cli.output import ReaderGone, note, number, on_terminal, table
 from modak.core.errors import UsageError
-from modak.tables.seam.texts import texts
+from modak.tables.seam.texts import AS_JSON, texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,6 +28,7 @@ TERMINAL_ROWS = 500
 _WIDTHS_BY = 1_000
 """So many rows decide how wide the columns of a plain table are."""
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_QUOTED = frozenset(',"\r\n')
 
 
 def deliver(frame: DataFrame, form: str, output: Path | None) -> None:
@@ -48,11 +48,19 @@ def deliver(frame: DataFrame, form: str, output: Path | None) -> None:
 
 
 def _csv(frame: DataFrame, stream: IO[str]) -> None:
-    writer = csv.writer(stream, lineterminator="\n")
     with _pipe():
-        writer.writerow(frame.columns)
+        stream.write(_csv_line(frame.columns))
         for row in texts(frame).toLocalIterator():
-            writer.writerow(row)
+            stream.write(_csv_line(row))
+
+
+def _csv_line(row: Iterable[str | None]) -> str:
+    """A line as COPY writes it, which tells a text without letters from NULL."""
+    return ",".join("" if value is None else _csv_field(value) for value in row) + "\n"
+
+
+def _csv_field(value: str) -> str:
+    return '"' + value.replace('"', '""') + '"' if not value or _QUOTED & set(value) else value
 
 
 def _json(frame: DataFrame, stream: IO[str]) -> None:
@@ -62,7 +70,7 @@ def _json(frame: DataFrame, stream: IO[str]) -> None:
     if twice:
         raise UsageError("sql.same_name", f"Two columns are called {min(twice)}.", hint="Give them names with AS.")
     whole = functions.struct(*(functions.col("`" + name.replace("`", "``") + "`") for name in frame.columns))
-    lines = frame.select(functions.to_json(whole, {"ignoreNullFields": "false"}).alias("line"))
+    lines = frame.select(functions.to_json(whole, {**AS_JSON, "ignoreNullFields": "false"}).alias("line"))
     with _pipe():
         for (line,) in lines.toLocalIterator():
             stream.write(f"{line}\n")

@@ -40,7 +40,7 @@ _TWO_TEXTS = {"bpchar": "blanks", "inet": "mask"}
 
 # Types whose text is equal exactly when Postgres calls the values equal, so that it can stand for the value in a key.
 _IDENTIFYING = frozenset(
-    {"bool", "int2", "int4", "int8", "oid", "xid8", "pg_lsn", "money", "uuid", "bytea", "bit", "varbit"}
+    {"bool", "int2", "int4", "int8", "oid", "xid8", "pg_lsn", "uuid", "bytea", "bit", "varbit"}
     | {"text", "varchar", "bpchar", "name", "char", "inet", "cidr", "macaddr", "macaddr8"}
     | {"date", "timestamp", "timestamptz", "time", "timetz"}
     | {"int4range", "int8range", "daterange", "tsrange", "tstzrange"}

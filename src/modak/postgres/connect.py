@@ -1,8 +1,8 @@
 """Opening connections, and turning what Postgres says into errors with a next step.
 
-Every connection of ours speaks the same dialect: UTC, ISO dates, shortest exact floats, hex bytea, ISO intervals. The
-text of keys and payloads depends on these settings, so no flow may open a connection by another way. The ADBC streams
-of `arrow.py` apply the same `SESSION`.
+Every connection of ours speaks the same dialect: UTC, ISO dates, shortest exact floats, hex bytea, ISO intervals, plain
+money. The text of keys and payloads depends on these settings, so no flow may open a connection by another way. The
+ADBC streams of `arrow.py` apply the same `SESSION`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SESSION: Mapping[str, str] = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "IntervalStyle": "iso_8601",
+    "lc_monetary": "C",
 }
 """Session settings that decide how a value looks as text."""
 

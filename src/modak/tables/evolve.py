@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import psycopg
 import structlog
 
+from modak.catalog.delta import Rename, renames
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableState
+from modak.catalog.records import TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core.errors import Refused
 from modak.core.ids import new_op_id
@@ -109,6 +112,16 @@ def renamed_columns(heap: PgTable, lake: LakeTable) -> dict[str, str]:
             # The name belonged to a column that is dropped: what old images have under it is nobody's any more.
             renamed.setdefault(column.name, f"{column.name}_dropped")
     return renamed
+
+
+def waiting_renames(
+    site: Site, conn: psycopg.Connection[Any], record: TableRecord, heap: PgTable
+) -> tuple[Rename, ...]:
+    """The renames that the delta, as a snapshot shows it, has not followed: those that had not landed by then."""
+    row = conn.execute("SELECT metadata_location FROM modak.cutline WHERE table_id = %s", (record.table_id,)).fetchone()
+    if row is None or row[0] is None:
+        return ()
+    return renames(conn, heap.oid, renamed_columns(heap, site.lake.load_at(record.lake, row[0])))
 
 
 def evolve(

@@ -25,6 +25,7 @@ from modak.core.states import OpPhase
 from modak.lake.locate import Located, LocatedFile, Lookup
 from modak.lake.model import LakeTable, data_folder
 from modak.postgres.connect import translate
+from modak.postgres.describe import describe
 from modak.postgres.model import PgTable
 from modak.postgres.snapshot import ExportSnapshot
 from modak.tables.evolve import evolve
@@ -140,6 +141,19 @@ def _require_no_ingest(site: Site, name: TableName) -> None:
         raise Conflict("fold.ingest_began", f"An ingest into {name} has begun.")
 
 
+def _require_same_columns(site: Site, state: TableState, heap: PgTable) -> None:
+    """Asked after the snapshot: images in it may use a column or a name that came after the lake had followed."""
+    record = state.table
+    with site.connect(autocommit=True) as conn:
+        now = describe(conn, record.name, record.tier_key)
+    if (now.oid, _columns(now)) != (heap.oid, _columns(heap)):
+        raise Conflict("fold.columns_changed", f"The columns of {record.name} have changed since the fold looked.")
+
+
+def _columns(heap: PgTable) -> list[tuple[object, ...]]:
+    return [(column.attnum, column.name, column.type, column.missing_value) for column in heap.columns]
+
+
 def _sweep(writer: CatalogWriter, state: TableState) -> int:
     """Remove folded rows that were kept for readers who are gone."""
     with writer.step() as tx:
@@ -196,6 +210,7 @@ def _fold(site: Site, writer: CatalogWriter, chosen: FoldPlan) -> _Done:
     try:
         with ExportSnapshot(site.dsn, [delta]) as snapshot:
             reach("fold.snapshot_taken")
+            _require_same_columns(site, state, heap)
             _require_no_ingest(site, chosen.table)
             Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
             shares = _shares(site, state, heap, lake, shape, chosen, snapshot.id, folder)

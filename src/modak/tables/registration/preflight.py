@@ -6,7 +6,7 @@ move and about how long that takes, so the user decides with open eyes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from modak.core.axis import Axis, TierKey, Width
@@ -74,10 +74,21 @@ class Shape:
 
 
 def inspect(
-    table: PgTable, request: RegisterRequest, existing: LakeTable | None, default_rows: bool
+    table: PgTable,
+    request: RegisterRequest,
+    existing: LakeTable | None,
+    default_rows: bool,
+    low_rows: Collection[str] = (),
 ) -> tuple[Preflight, Shape | None]:
-    """Find everything wrong; the shape is there only when nothing is."""
-    problems = [*_problems(table, request, default_rows), *lake_problems(request, existing)]
+    """Find everything wrong; the shape is there only when nothing is.
+
+    `low_rows`: partitions from MINVALUE that hold rows.
+    """
+    problems = [
+        *_problems(table, request, default_rows),
+        *map(_low_problem, low_rows),
+        *lake_problems(request, existing),
+    ]
     grid = bounded(table)
     preflight = Preflight(
         tuple(problems),
@@ -94,6 +105,13 @@ def bounded(table: PgTable) -> list[Leaf]:
     grid = [leaf for leaf in table.leaves if not leaf.is_default and not leaf.is_spill]
     finite = [leaf for leaf in grid if leaf.lower is not None and leaf.upper is not None]
     return sorted(finite, key=lambda leaf: leaf.lower or 0)
+
+
+def open_below(table: PgTable) -> list[Leaf]:
+    """The plain partitions that start at MINVALUE."""
+    if table.partition_strategy != "range":
+        return []
+    return [x for x in table.leaves if x.lower is None and x.kind == "r" and not x.is_default and not x.is_spill]
 
 
 def map_columns(table: PgTable, numeric_as: str, keys: frozenset[str]) -> tuple[list[MappedColumn], list[Problem]]:
@@ -194,6 +212,14 @@ def grid_problems(table: PgTable, request: RegisterRequest, default_rows: bool) 
         yield Problem(
             "register.no_partitions", "There is no partition with two plain bounds.", "Create the first partitions."
         )
+
+
+def _low_problem(leaf: str) -> Problem:
+    return Problem(
+        "register.minvalue_rows",
+        f"Partition {quote(leaf)} starts at MINVALUE and holds rows: they would lie below the cut-line and in no read.",
+        "Move them into partitions with two bounds first.",
+    )
 
 
 def key_problems(table: PgTable, request: RegisterRequest, by_name: dict[str, PgColumn]) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from modak.tables.evolve import column_property
 from modak.tables.mirror.leaves import as_partitions, bounded_leaves
 from modak.tables.mirror.preflight import MODE, PLAIN_MIRROR, RETAINING_MIRROR, inspect_mirror, look
 from modak.tables.observe import holds_rows, new_partition
-from modak.tables.registration.preflight import Preflight, Shape, bounded, inspect
+from modak.tables.registration.preflight import Preflight, Shape, bounded, inspect, open_below
 from modak.tables.registration.request import CHUNK_ROWS, RegisterRequest, check_flags, length
 from modak.tables.retention.plan import RETENTION_LINE
 from modak.tables.site import Site
@@ -104,12 +104,13 @@ def _inspect(
     with site.connect(autocommit=True) as conn:
         heap = describe(conn, request.table, request.tier_key)
         default_rows = any(holds_rows(conn, leaf) for leaf in heap.leaves if leaf.is_default)
+        low_rows = [leaf.name for leaf in open_below(heap) if known is None and holds_rows(conn, leaf)]
         server = look(conn, heap) if request.mode == "mirrored" else None
     existing = None if known is not None else _lake_table(site, request)
     if server is not None:
         found, shape = inspect_mirror(heap, request, existing, default_rows, server)
     else:
-        found, shape = inspect(heap, request, existing, default_rows)
+        found, shape = inspect(heap, request, existing, default_rows, low_rows)
     return heap, existing, replace(found, registered=known is not None), shape
 
 

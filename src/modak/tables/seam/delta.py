@@ -8,9 +8,10 @@ tasks like the heap. Payloads are column → text; Postgres picks the texts, who
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from modak.catalog.delta import Rename, image_cases
 from modak.lake.types import MappedColumn
 from modak.postgres.dsn import Dsn
 from modak.postgres.splits import ctid_predicate, ctid_splits
@@ -39,6 +40,15 @@ _TEXT_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid"})
 
 
 @dataclass(frozen=True, slots=True)
+class Older:
+    """Under which names older payloads have a column."""
+
+    renames: tuple[Rename, ...] = ()
+    former: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names that the lake knows it by and that no column has now, whenever the payload was written."""
+
+
+@dataclass(frozen=True, slots=True)
 class Overlay:
     """What is laid over the lake: the identities that it loses and the rows that come in their place."""
 
@@ -54,10 +64,10 @@ def overlay(
     at: tuple[Dsn, str],
     span: Span,
     columns: Sequence[SeamColumn],
-    former: Mapping[str, Sequence[str]],
+    older: Older,
     predicate: Predicate | None,
 ) -> Overlay | None:
-    """The delta of a span, or nothing when there is none; `former`: names that a column had in older payloads."""
+    """The delta of a span, or nothing when there is none."""
     if not table.delta.rows:
         return None
     (dsn, snapshot), shape = at, table.shape
@@ -66,7 +76,7 @@ def overlay(
     parts = [where] if local else [f"{part} AND {where}" for part in _pages(table, spark)]
     pk = [shape.named(name) for name in shape.pk]
     tier = None if shape.tier_key in shape.pk else shape.named(shape.tier_key)
-    texts = [f"{payload_text(column, former.get(column.name, ()))} AS c{i}" for i, column in enumerate(columns)]
+    texts = [f"{payload_text(column, older)} AS c{i}" for i, column in enumerate(columns)]
     sifted = shape.whole_number_key and table.delta.rows <= LOCAL_KEYS
     keys = [
         KeySplit(
@@ -125,14 +135,18 @@ def delta_condition(table: PinnedTable, span: Span, predicate: Predicate | None)
     return " AND ".join(conditions)
 
 
-def payload_text(column: SeamColumn, former: Sequence[str] = ()) -> str:
+def payload_text(column: SeamColumn, older: Older) -> str:
     """The text of a column in a payload; a payload from before the column shows what Postgres shows for such rows."""
-    names = [column.name, *former]
+    cases = image_cases(column.name, older.renames)
+    known = {name for _, name in cases}
+    cases += [
+        (f"payload ? {text_literal(name)}", name) for name in older.former.get(column.name, ()) if name not in known
+    ]
     missing = column.heap.missing_value
-    if len(names) == 1 and missing is None:
+    if missing is None and cases == image_cases(column.name, ()):
         return f"payload ->> {text_literal(column.name)}"
-    cases = " ".join(f"WHEN payload ? {text_literal(name)} THEN payload ->> {text_literal(name)}" for name in names)
-    return f"CASE {cases} ELSE {'NULL' if missing is None else text_literal(missing)} END"
+    chosen = " ".join(f"WHEN {condition} THEN payload ->> {text_literal(name)}" for condition, name in cases)
+    return f"CASE {chosen} ELSE {'NULL' if missing is None else text_literal(missing)} END"
 
 
 def _pages(table: PinnedTable, spark: SparkSession) -> list[str]:

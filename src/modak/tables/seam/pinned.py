@@ -20,6 +20,7 @@ import psycopg
 import structlog
 
 from modak.catalog import pins
+from modak.catalog.delta import Rename
 from modak.catalog.records import PartitionRecord, Pin, TableRecord, TableState
 from modak.core.axis import TierKey
 from modak.core.errors import ModakError, UsageError
@@ -28,6 +29,7 @@ from modak.postgres.connect import GUARDS, connect, session_sql, translate
 from modak.postgres.describe import describe
 from modak.postgres.model import PgTable
 from modak.postgres.snapshot import begin_snapshot
+from modak.tables.evolve import waiting_renames
 from modak.tables.seam.columns import Shape, shape_of
 from modak.tables.seam.plan import Span, leaves_of
 from modak.tables.seam.streams import ended
@@ -49,6 +51,7 @@ SELECT count(*), coalesce(sum(pg_column_size(d.payload)), 0)::bigint FROM (
     LIMIT %(limit)s
 ) d
 """
+_POINTER = "SELECT metadata_location FROM modak.cutline WHERE table_id = %s"
 _DELTA = TableName("modak", "delta")
 _open: WeakSet[Point] = WeakSet()
 
@@ -87,6 +90,7 @@ class Point:
         self.tables: dict[TableName, PinnedTable] = {}
         self._lifetime = lifetime_seconds
         self._pins: list[Pin] = []
+        self._renames: dict[TableName, tuple[Rename, ...]] = {}
         self._conn: psycopg.Connection[Any] | None = None
         self._ended = threading.Event()
         self._lost: ModakError | None = None
@@ -118,6 +122,18 @@ class Point:
                 hint=f"Name all tables when it begins; it holds: {known}.",
             )
         return found
+
+    def renames(self, table: PinnedTable) -> tuple[Rename, ...]:
+        """The renames of columns that the delta has not followed yet, as the point sees it."""
+        self.check()
+        assert self._conn is not None
+        name = table.record.name
+        if name not in self._renames:
+            try:
+                self._renames[name] = waiting_renames(self.site, self._conn, table.record, table.heap)
+            except psycopg.Error as error:
+                raise translate(error) from error
+        return self._renames[name]
 
     def check(self) -> None:
         """Raise if the point has ended or was lost."""
@@ -183,7 +199,11 @@ class Point:
                 raise ModakError("seam.table_replaced", f"{record.name} is not the table that was registered.")
             if any(leaf.oid in spared for leaf in leaves_of(heap.leaves, Span(pin.t, None))):
                 return False
-            self.tables[record.name] = PinnedTable(record, pin, heap, shape_of(record, heap), _delta_size(conn, pin))
+            table = PinnedTable(record, pin, heap, shape_of(record, heap), _delta_size(conn, pin))
+            self.tables[record.name] = table
+            if table.delta.rows and _moved(conn, pin):
+                # The lake has gone on between pin and snapshot, and nobody keeps the metadata in between for us.
+                self.renames(table)
         return True
 
     def _keep(self) -> None:
@@ -278,6 +298,11 @@ def lost(why: str) -> ModakError:
 def _below(part: PartitionRecord, t: TierKey | None) -> bool:
     """Whether a partition lies below the cut-line, where rows are read from the lake."""
     return t is not None and part.upper is not None and part.upper <= t
+
+
+def _moved(conn: psycopg.Connection[Any], pin: Pin) -> bool:
+    here = conn.execute(_POINTER, (pin.table_id,)).fetchone()
+    return here is not None and here[0] != pin.metadata_location
 
 
 def _delta_size(conn: psycopg.Connection[Any], pin: Pin) -> DeltaSize:

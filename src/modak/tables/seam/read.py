@@ -17,7 +17,7 @@ from modak.catalog.records import Pin
 from modak.core.names import TableName
 from modak.spark.pushdown import asked
 from modak.tables.seam.columns import SeamColumn, Shape, by_name, struct_of
-from modak.tables.seam.delta import Overlay, overlay
+from modak.tables.seam.delta import Older, Overlay, overlay
 from modak.tables.seam.heap import heap_frame, heap_queries
 from modak.tables.seam.lake import lake_side
 from modak.tables.seam.pinned import LARGE_DELTA, PinnedTable, Point
@@ -92,8 +92,8 @@ def _cold(spark: SparkSession, point: Point, wanted: SeamRead, plan: SeamPlan) -
         return []
     table = wanted.table
     side = lake_side(spark, table) if plan.lake is not None else None
-    former = side.former if side is not None else {}
-    over = overlay(spark, table, (point.site.dsn, point.snapshot), plan.delta, wanted.columns, former, wanted.predicate)
+    older = Older(point.renames(table), side.former if side is not None else {}) if table.delta.rows else Older()
+    over = overlay(spark, table, (point.site.dsn, point.snapshot), plan.delta, wanted.columns, older, wanted.predicate)
     parts: list[DataFrame] = []
     if side is not None and plan.lake is not None:
         if over is None:

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+AS_JSON = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How Spark writes moments in JSON: to the microsecond, where it would by itself stop at the millisecond."""
+
 
 def texts(frame: DataFrame) -> DataFrame:
     """The frame with every value as text: lists and structures as JSON, bytes as Postgres' hex."""
@@ -18,7 +24,7 @@ def texts(frame: DataFrame) -> DataFrame:
     for name, kind in zip(plain.columns, (column.dataType for column in frame.schema), strict=True):
         column = functions.col(name)
         if isinstance(kind, ArrayType | MapType | StructType):
-            shown.append(functions.to_json(column).alias(name))
+            shown.append(functions.to_json(column, AS_JSON).alias(name))
         elif isinstance(kind, BinaryType):
             shown.append(functions.concat(functions.lit("\\x"), functions.lower(functions.hex(column))).alias(name))
         else:

@@ -160,15 +160,16 @@ def _survey(state: TableState) -> Iterator[Finding]:
     for partition in state.partitions:
         if partition.is_default:
             rows = (
-                "holds rows that will never be tiered"
+                "holds rows that will never be tiered; no read looks here below the cut-line"
                 if partition.has_rows
-                else "is empty, but rows that land in it stay"
+                else "is empty, but rows that land in it stay, and no read looks here below the cut-line"
             )
             yield Finding("grid.default", f"DEFAULT partition {quote(partition.name)} {rows}.", partition.name)
         elif partition.lower is None:
             yield Finding(
                 "grid.minvalue",
-                f"Partition {quote(partition.name)} starts at MINVALUE and is not tiered; split it at a value.",
+                f"Partition {quote(partition.name)} starts at MINVALUE and is not tiered; no read looks here"
+                " below the cut-line. Split it at a value.",
                 partition.name,
             )
         elif partition.upper is None:
@@ -186,11 +187,12 @@ def _survey(state: TableState) -> Iterator[Finding]:
                 " it as it was.",
                 partition.name,
             )
-        elif partition.upper <= state.cut_line and partition.state not in _IN_LAKE:
+        elif partition.lower < state.cut_line and partition.state not in _IN_LAKE:
+            lies = "lies" if partition.upper <= state.cut_line else "reaches"
             yield Finding(
                 "grid.below_cut_line",
-                f"Partition {quote(partition.name)} lies below the cut-line {state.axis.literal(state.cut_line)}, but"
-                " was never tiered; its rows are not read through the seam. Move them elsewhere and drop it.",
+                f"Partition {quote(partition.name)} {lies} below the cut-line {state.axis.literal(state.cut_line)}, but"
+                " was never tiered; its rows there are not read through the seam. Move them elsewhere and drop it.",
                 partition.name,
             )
     if state.keep_heap:

@@ -158,8 +158,12 @@ def _named(shape: Shape, kind: Kind, heap: Sequence[_Row], cold: Sequence[_Row])
 
 
 def _key(shape: Shape, row: _Row) -> tuple[str, str]:
-    parts = [row.texts[shape.columns[at].name] or "NULL" for at in shape.pk]
-    return ", ".join(parts), row.texts[shape.tier_column.name] or "NULL"
+    parts = [_said(row.texts[shape.columns[at].name]) for at in shape.pk]
+    return ", ".join(parts), _said(row.texts[shape.tier_column.name])
+
+
+def _said(text: str | None) -> str:
+    return "NULL" if text is None else text or "''"
 
 
 def _joined(parts: Sequence[tuple[Prints, Prints]]) -> tuple[Prints, Prints]:

@@ -83,8 +83,8 @@ def upserts(source: DeltaRange, shape: Shape, findings: list[Finding]) -> Iterat
     """The rows that the delta puts into a range, in the lake's schema; what is wrong with one goes to `findings`."""
     texts = payload_texts(shape)
     flags = {
-        at: has_column(one.column.name, was)
-        for at, (one, was) in enumerate(zip(shape.mapped, shape.lake_names, strict=True))
+        at: has_column(one.column.name, shape.renames)
+        for at, one in enumerate(shape.mapped)
         if shape.columns[at].initial_default is not None
     }
     chosen = ["pk", "tier_key", "op", *texts, *flags.values()]

@@ -7,7 +7,7 @@ verification leaves a pin that lapses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -16,12 +16,13 @@ from psycopg import sql
 from modak.catalog.records import TableState
 from modak.core.axis import TierKey
 from modak.core.errors import Refused
-from modak.core.names import TableName
+from modak.core.names import TableName, quote
 from modak.lake.model import LakeTable
 from modak.postgres.describe import describe
 from modak.postgres.model import Leaf, PgTable
 from modak.postgres.snapshot import HeldLeaf
 from modak.postgres.splits import ctid_splits
+from modak.tables.evolve import waiting_renames
 from modak.tables.site import Site
 from modak.tables.verify.compare import (
     Buckets,
@@ -57,6 +58,8 @@ DELTA_ROWS = 500_000
 """Delta rows that share a task."""
 SHOWN = 50
 """Differing keys that are named."""
+MOST_TWICE = 1_000
+"""Keys that a task has met twice and that are looked at again; of more it is only said that there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ def _verify(site: Site, name: TableName, limits: Limits, on_differing: OnView | 
         bands=_counts(view, heap, answers, buckets),
         skipped_bands=len(view.bands.bands) - len(view.bands.chosen),
         differing_rows=rows,
-        at_least=len(done) < len(portions),
+        at_least=len(done) < len(portions)
+        or any(one.twice is not None and len(one.twice) > MOST_TWICE for one in answers),
         differences=(*named, *twice[:SHOWN]),
         findings=tuple(findings),
         left_out=view.shape.left_out,
@@ -156,7 +160,7 @@ def look(site: Site, point: Point, name: TableName, limits: Limits) -> View:
     lake = site.lake.load(record.lake)
     if lake is None:
         raise Refused("lake.missing", f"The lake table {record.lake} is gone from the catalog.")
-    shape = shape_of(record, heap, lake)
+    shape = replace(shape_of(record, heap, lake), renames=waiting_renames(site, point.conn, record, heap))
     leaves = [leaf for leaf in heap.leaves if _has_rows_below(leaf, pin.t)]
     known = [(part.lower, part.upper) for part in state.partitions]
     bands = plan_bands(pin.t, pin.retention_line, known, leaves, since=limits.since)
@@ -291,7 +295,7 @@ def _name_twice(view: View, answers: Sequence[Answer]) -> list[Difference]:
     jobs = []
     for job, one in zip(view.jobs, answers, strict=True):
         if one.twice is not None and len(one.twice):
-            jobs.append(replace(job, ask=Fetch(np.sort(one.twice[:1000]), only_keys=True)))
+            jobs.append(replace(job, ask=Fetch(np.sort(one.twice[:MOST_TWICE]), only_keys=True)))
     return duplicated(view.shape.only_keys(), _ask(view, jobs, "naming rows")) if jobs else []
 
 
@@ -319,7 +323,34 @@ def _structure(view: View) -> list[Finding]:
             row = view.point.conn.execute(query).fetchone()
             if row and row[0]:
                 findings.append(Finding("spill.rows", f"{row[0]} rows lie in the spill partition {leaf.name}."))
-    return findings
+    return [*findings, *_hidden(view)]
+
+
+def _hidden(view: View) -> Iterator[Finding]:
+    """Rows of the heap that no read shows although they have not expired: below the cut-line, and never tiered."""
+    record, pin = view.state.table, view.point.pin
+    cut_line = pin.t
+    if cut_line is None or record.mode != "tiered":
+        # A mirror has every row of the heap in the lake, wherever it lies.
+        return
+    compared = {band.leaf for band in view.bands.bands}
+    tier = view.shape.mapped[view.shape.tier].column.name
+    kind = next(column.type.name for column in view.heap.columns if column.name == tier)
+    for leaf in view.heap.leaves:
+        if leaf.is_spill or leaf.detach_pending or leaf.kind != "r" or leaf.table_name in compared:
+            continue
+        if not leaf.is_default and leaf.lower is not None and leaf.lower >= cut_line:
+            continue
+        query = sql.SQL("SELECT count(*) FROM ONLY {0} WHERE {1} < %s::{2} AND (%s::{2} IS NULL OR {1} >= %s::{2})")
+        asked = query.format(sql.Identifier(leaf.schema, leaf.name), sql.Identifier(tier), sql.Identifier(kind))
+        edges = (record.axis.literal(cut_line), _literal(view, pin.retention_line), _literal(view, pin.retention_line))
+        row = view.point.conn.execute(asked, edges).fetchone()
+        if row and row[0]:
+            yield Finding(
+                "heap.hidden",
+                f"{row[0]} rows of partition {quote(leaf.name)} lie below the cut-line {_literal(view, cut_line)},"
+                " where the lake is read: no read shows them.",
+            )
 
 
 def _said(view: View, answers: Sequence[Answer]) -> list[Finding]:

@@ -8,8 +8,10 @@ left out by name. Pure.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from modak.catalog.delta import Rename, image_cases, quoted
 from modak.catalog.records import TableRecord
 from modak.core.errors import Refused
 from modak.lake.changes import AddColumn, RenameColumn, WidenColumn
@@ -28,13 +30,15 @@ class Shape:
     mapped: tuple[MappedColumn, ...]
     columns: tuple[LakeColumn, ...]
     lake_names: tuple[str, ...]
-    """What each column is called in the lake so far; delta rows from before a rename use it."""
+    """What each column is called in the lake so far."""
     pk: tuple[int, ...]
     """Where the columns of the primary key stand, in the order of registration."""
     tier: int
     """Where the tier key stands."""
     left_out: tuple[str, ...] = ()
     """Columns that cannot be compared yet."""
+    renames: tuple[Rename, ...] = ()
+    """What delta rows from before a rename have under another name."""
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -57,6 +61,7 @@ class Shape:
             tuple(pick[at] for at in self.pk),
             pick[self.tier],
             self.left_out,
+            self.renames,
         )
 
 
@@ -100,23 +105,14 @@ def _placed(column: LakeColumn, name: str) -> LakeColumn:
 
 def payload_texts(shape: Shape) -> list[str]:
     """SQL that takes the text of every column out of a delta row's payload."""
-    return [_payload(one.column.name, was) for one, was in zip(shape.mapped, shape.lake_names, strict=True)]
+    return [_payload(one.column.name, shape.renames) for one in shape.mapped]
 
 
-def _payload(name: str, was: str) -> str:
-    if name == was:
-        return f"payload->>{_literal(name)}"
-    return f"CASE WHEN payload ? {_literal(name)} THEN payload->>{_literal(name)} ELSE payload->>{_literal(was)} END"
-
-
-def has_column(name: str, was: str) -> str:
+def has_column(name: str, renames: Sequence[Rename]) -> str:
     """SQL: whether a delta row was written with the column in place."""
-    return f"(payload ? {_literal(name)} OR payload ? {_literal(was)})"
+    return "(" + " OR ".join(f"({condition})" for condition, _ in image_cases(name, renames)) + ")"
 
 
-def _literal(text: str) -> str:
-    """A text constant for SQL that travels to an ADBC connection, where nothing can be bound."""
-    if "\x00" in text:
-        raise ValueError("a name cannot hold a zero byte")
-    quoted = "'" + text.replace("'", "''") + "'"
-    return "E" + quoted.replace("\\", "\\\\") if "\\" in text else quoted
+def _payload(name: str, renames: Sequence[Rename]) -> str:
+    cases = " ".join(f"WHEN {when} THEN payload ->> {quoted(key)}" for when, key in image_cases(name, renames))
+    return f"CASE {cases} END"
