@@ -205,3 +205,16 @@ def test_history_and_loads_come_in_below_the_cut_line(things: Things, leader: Le
     things.cycle(leader)
     expected = rows | {(5, 5, "five"), (7000, 50, "new"), (6, 6, "six"), (8000, 420, "hot")}
     assert seam(things) == set(things.lake()) == expected
+
+
+def test_a_correction_from_before_a_rename_keeps_its_value_whoever_follows_the_rename(
+    things: Things, leader: Leader
+) -> None:
+    retired(things, leader)
+    things.pump(leader)
+    things.sql('SELECT modak_upsert(\'public.things\', \'{"id": 20, "ts": 20, "body": "corrected"}\')')
+    things.sql("ALTER TABLE public.things RENAME body TO note")
+    things.sql("UPDATE public.things SET note = 'hot' WHERE id = 420")
+    things.pump(leader)
+    assert things.cycle(leader).folded.rows == 1
+    assert {(20, 20, "corrected"), (420, 420, "hot")} <= set(things.lake())

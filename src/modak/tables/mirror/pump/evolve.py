@@ -25,7 +25,7 @@ from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
 from modak.tables.backfill import BACKFILL
-from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, widens
+from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, renamed_columns, widens
 from modak.tables.landing import land
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.registration.preflight import map_columns
@@ -38,6 +38,7 @@ RECOPY = "recopy"
 """Key of the line's lake properties: why the heap has to be compared with the lake."""
 _METRICS = "write.metadata.metrics.column."
 _KEYS = "UPDATE modak.tables SET pk_columns = %s, tier_key = %s WHERE table_id = %s"
+_NAMES = "SELECT attnum, attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def follow(
     rewritten = _rewritten(site, state.cutline, record.relid)
     if not plan_follow(heap, mapped, lake, record, rewritten=rewritten).changes:
         return lake
+    renamed = renamed_columns(_as_named_now(site, heap), lake)
     op_id = new_op_id(site.clock)
     planned: list[Follow] = []
     Journal(writer).begin(op_id, record.table_id, "evolve", {"columns": [column.name for column in heap.columns]})
@@ -156,6 +158,8 @@ def follow(
             lake_props={**now.cutline.lake_props, RECOPY: why} if why else now.cutline.lake_props,
         )
         tx.move(now.cutline, becomes)
+        # What has left the heap is corrected in the delta, and a fold no longer sees a rename that is followed here.
+        tx.rename_in_delta(record.table_id, heap.oid, renamed)
         names = {column.attnum: column.name for column in heap.columns}
         keys = [names[number] for number in record.pk_attnums]
         tx.change("following renamed keys", _KEYS, (keys, names[record.tier_attnum], record.table_id))
@@ -169,6 +173,13 @@ def follow(
     after = site.lake.load(record.lake)
     assert after is not None
     return after
+
+
+def _as_named_now(site: Site, heap: PgTable) -> PgTable:
+    """The columns of a point of the WAL under the names that a fold will ask for."""
+    with site.connect(autocommit=True) as conn:
+        names = dict(conn.execute(_NAMES, (heap.oid,)).fetchall())
+    return replace(heap, columns=tuple(replace(each, name=names.get(each.attnum, each.name)) for each in heap.columns))
 
 
 def _require_keys(record: TableRecord, here: Mapping[int, object]) -> None:
