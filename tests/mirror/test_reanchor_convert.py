@@ -102,3 +102,14 @@ def test_the_same_mode_again_is_refused(site: Site) -> None:
         convert(site, things.name, "mirrored")
     with pytest.raises(Refused, match="not partitioned"):
         convert(site, things.name, "tiered")
+
+
+def test_a_mirror_with_rows_from_the_beginning_of_time_does_not_become_tiered(site: Site) -> None:
+    things = Things.ranged(site)
+    things.sql("CREATE TABLE public.things_old PARTITION OF public.things FOR VALUES FROM (MINVALUE) TO (0)")
+    things.sql("INSERT INTO public.things VALUES (-1, -1, 'old')")
+    things.register()
+    with pytest.raises(Refused, match="starts at MINVALUE and holds rows"):
+        convert(site, things.name, "tiered")
+    assert things.state.table.mode == "mirrored"
+    assert things.lake() == things.heap()

@@ -36,7 +36,7 @@ from modak.tables.mirror.leaves import as_partitions, bounded_leaves
 from modak.tables.mirror.preflight import MODE, PLAIN_MIRROR, inspect_mirror, look
 from modak.tables.mirror.replication import patiently, plan_withdrawal, withdraw
 from modak.tables.observe import holds_rows, new_partition
-from modak.tables.registration.preflight import Preflight, bounded, inspect
+from modak.tables.registration.preflight import Preflight, bounded, inspect, open_below
 from modak.tables.registration.register import FIRST_FLOOR
 from modak.tables.registration.request import CHUNK_ROWS, RegisterRequest
 from modak.tables.site import Site
@@ -192,7 +192,8 @@ def _checked(site: Site, record: TableRecord, mode: str) -> PgTable:
         if mode == "mirrored":
             found: Preflight = inspect_mirror(heap, request, None, default_rows, look(conn, heap))[0]
         else:
-            found = inspect(heap, request, None, default_rows)[0]
+            low_rows = [leaf.name for leaf in open_below(heap) if holds_rows(conn, leaf)]
+            found = inspect(heap, request, None, default_rows, low_rows)[0]
     found.refuse_if_wrong(record.name)
     return heap
 
