@@ -77,7 +77,7 @@ def test_the_gate_checks_style_types_and_rooms_before_it_tests(tmp_path: Path) -
 
 def test_help_lists_every_target_that_is_meant_for_people() -> None:
     listed = set(re.findall(r"^  make (\S+) +\S", make("help"), flags=re.MULTILINE))
-    assert listed == {"help", "install", "run", "test", "test-all", "lint", "bench", "lock", "clean"}
+    assert listed == {"help", "install", "run", "test", "test-all", "lint", "stores", "bench", "lock", "clean"}
 
 
 def make(*args: str) -> str:

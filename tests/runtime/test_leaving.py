@@ -146,7 +146,7 @@ def test_a_table_whose_maintenance_cannot_run_waits_alone(site: Site, monkeypatc
 
     class Record:
         def __init__(self, table_id: int, name: str) -> None:
-            self.table_id, self.name = table_id, name
+            self.table_id, self.name, self.created_at = table_id, name, site.clock.now()
 
     tables = [Record(1, "public.broken"), Record(2, "public.sound")]
     with Leader.campaign(site, 5) as leader:
