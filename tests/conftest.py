@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 from modak.core import faults
@@ -27,6 +28,10 @@ if (Path(__file__).parent / "spark_fixtures.py").exists():
     pytest_plugins = ["tests.spark_fixtures"]
 
 _PREFIX = "modak-test-server-"
+
+# How long an example takes says what else the machine is doing.
+settings.register_profile("modak", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("modak")
 
 
 @pytest.hookimpl(tryfirst=True)
