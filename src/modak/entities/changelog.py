@@ -51,23 +51,26 @@ SELECT schema_id FROM found WHERE schema_id IS NOT NULL
 """
 _FLUSHED = "SELECT EXISTS (SELECT FROM {log} WHERE schema_id = %(schema)s AND flushed_at <> 0)"
 # The previous flushed slot goes, so the log stays as long as the store has rows; its stamp is passed on, so that stamps
-# of a row only grow.
+# of a row only grow. It is looked up row by row, in the index: nobody can foresee how many rows `mine` has, and where
+# two lists of them are joined Postgres may compare each with each.
 _MARK = """
 WITH mine AS MATERIALIZED (
-    SELECT c.ctid AS at, c.row_id FROM {log} c {chosen} FOR UPDATE OF c SKIP LOCKED
+    SELECT c.ctid AS at, c.row_id, last.flushed_at, last.changed_at FROM {log} c
+    CROSS JOIN LATERAL (
+        SELECT max(p.flushed_at) AS flushed_at, max(p.changed_at) AS changed_at FROM {log} p
+        WHERE p.schema_id = %(schema)s AND p.row_id = c.row_id AND p.flushed_at <> 0
+    ) AS last
+    {chosen} FOR UPDATE OF c SKIP LOCKED
 ), previous AS (
-    DELETE FROM {log} c USING mine WHERE c.schema_id = %(schema)s AND c.row_id = mine.row_id AND c.flushed_at <> 0
-    RETURNING c.row_id, c.flushed_at, c.changed_at
-), last AS (
-    SELECT row_id, max(flushed_at) AS flushed_at, max(changed_at) AS changed_at FROM previous GROUP BY row_id
+    DELETE FROM {log} c USING mine WHERE mine.flushed_at IS NOT NULL
+    AND c.schema_id = %(schema)s AND c.row_id = mine.row_id AND c.flushed_at <> 0
 ), settled AS (
     DELETE FROM {quarantine} q USING mine WHERE q.schema_id = %(schema)s AND q.row_id = mine.row_id
 ), marked AS (
     UPDATE {log} c
-    SET flushed_at = greatest(%(now)s::int8, coalesce(last.flushed_at, 0) + 1),
-        changed_at = greatest(c.changed_at, coalesce(last.changed_at + 1, c.changed_at))
-    FROM mine LEFT JOIN last ON last.row_id = mine.row_id
-    WHERE c.ctid = mine.at AND c.schema_id = %(schema)s AND c.flushed_at = 0
+    SET flushed_at = greatest(%(now)s::int8, coalesce(mine.flushed_at, 0) + 1),
+        changed_at = greatest(c.changed_at, coalesce(mine.changed_at + 1, c.changed_at))
+    FROM mine WHERE c.ctid = mine.at AND c.schema_id = %(schema)s AND c.flushed_at = 0
     RETURNING c.row_id
 )
 SELECT {answer} FROM marked
