@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from modak.catalog import pins
 from modak.postgres.changes import source
 from modak.postgres.dsn import Dsn
-from modak.runtime import daemon, metrics
+from modak.runtime import daemon, metrics, mirrors
 from modak.runtime.hosting import loads
 from modak.runtime.leader import Leader
 from modak.runtime.opening import open_site
@@ -144,6 +144,25 @@ def test_a_mirror_shows_its_lag_its_flushes_and_its_slot(
     until(lambda: read("modak_slot_active", slot=slot) == 0.0)
     mirrored.remove()
     assert slot not in api.get("/metrics").text
+
+
+def test_a_pump_that_peeks_is_known_to_live_though_nobody_holds_its_slot(
+    read: Read, events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "choose", lambda *_: "peek")
+    mirrored = Mirrored.create(events.site, leader.epoch)
+    slot = mirrored.sql("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'modak%'")[0][0]
+    with mirrors.serving(events.site, leader):
+        until(lambda: mirrored.sql("SELECT 1 FROM modak.mirror_health"))
+        told = mirrored.sql("SELECT checked_at FROM modak.mirror_health")
+        until(lambda: mirrored.sql("SELECT checked_at FROM modak.mirror_health") > told)
+        assert read("modak_slot_active", slot=slot) == 0.0
+        silent = read("modak_mirror_silent_seconds", table="public.things")
+        assert 0.0 < silent < 10.0
+    later = read("modak_mirror_silent_seconds", table="public.things")
+    time.sleep(0.5)
+    assert read("modak_mirror_silent_seconds", table="public.things") >= later + 0.5
+    mirrored.remove()
 
 
 def test_pins_that_lapsed_long_ago_are_removed_and_counted(read: Read, events: Events, leader: Leader) -> None:

@@ -26,6 +26,7 @@ _TABLES: LiteralString = """
         CASE WHEN s.mirror_frontier IS NOT NULL AND NOT pg_is_in_recovery()
             THEN greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.mirror_frontier), 0)::float8 END AS mirror_lag_bytes,
         m.lag_seconds AS mirror_lag_seconds, q.requests,
+        extract(epoch FROM clock_timestamp() - m.checked_at)::float8 AS mirror_silent_seconds,
         l.counters, jsonb_array_length(l.warnings) AS warnings,
         extract(epoch FROM clock_timestamp() - l.collected_at)::float8 AS stats_age_seconds,
         o.oldest_staged_seconds

@@ -79,6 +79,7 @@ _GAUGES = {
     "modak_delta_oldest_seconds": ("delta_oldest_seconds", "Age of the oldest correction that waits."),
     "modak_mirror_lag_bytes": ("mirror_lag_bytes", "WAL between the frontier and now."),
     "modak_mirror_lag_seconds": ("mirror_lag_seconds", "Since the lake had everything, as the pump told last."),
+    "modak_mirror_silent_seconds": ("mirror_silent_seconds", "Since the pump last told how it is doing."),
     "modak_maintenance_requests": ("requests", "Forced maintenance passes that wait or run."),
     "modak_read_pins": ("read_pins", "Readers that hold a pin."),
     "modak_load_staged_labels": ("staged_loads", "Staged loads that wait for adoption."),
@@ -223,7 +224,10 @@ def _tables(seen: Vitals) -> Iterator[Metric]:
         text = LAKE_COUNTERS.get(counter, f"{counter} of the lake table.")
         yield _family("modak_lake_" + re.sub(r"[^a-z0-9_]", "_", counter.lower()), text, "table", values)
     yield _family(
-        "modak_slot_active", "1: somebody reads the slot.", "slot", ((s["slot"], s["active"]) for s in seen.slots)
+        "modak_slot_active",
+        "1: a connection streams from the slot; a pump that peeks holds none, and follows all the same.",
+        "slot",
+        ((s["slot"], s["active"]) for s in seen.slots),
     )
     yield _family(
         "modak_slot_retained_wal_bytes",
