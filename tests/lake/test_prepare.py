@@ -188,8 +188,8 @@ def test_a_forgotten_commit_of_one_update_is_noticed(lab: Lab, monkeypatch: pyte
     name = lab.create()
     files = lab.write(name, rows(1))
 
-    def forgetful(self: updates.Updates, change: Change, deleted: object = None) -> None:
-        update = self._build(change, None)
+    def forgetful(self: updates.Updates, change: Change) -> None:
+        update = self._build(change)
         if not isinstance(change, Append):
             update.commit()
 
@@ -225,7 +225,7 @@ def test_manifests_merged_away_while_preparing_are_leftovers_and_nothing_else_is
 
     name = lab.create(properties={"commit.manifest.min-count-to-merge": "2"})
     prepared = lab.commit(name, *(Append(lab.write(name, rows(key))) for key in (1, 2, 3)))
-    leftovers = lab.lake.leftovers(prepared)
+    leftovers = lab.lake.unreferenced(prepared.attempt_folder, prepared.new_location)
     listed = {uri for uri in table_folder(lab, name) if uri.startswith(prepared.attempt_folder)}
     assert set(leftovers) < listed
     used = lab.lake.referenced_in(prepared.attempt_folder, prepared.new_location)
@@ -234,7 +234,7 @@ def test_manifests_merged_away_while_preparing_are_leftovers_and_nothing_else_is
     for snapshot in lab.ids(name):
         lab.pyiceberg(name, snapshot)
     assert lab.duckdb(name) == lab.pyiceberg(name) == rows(1, 2, 3)
-    assert lab.lake.leftovers(prepared) == []
+    assert lab.lake.unreferenced(prepared.attempt_folder, prepared.new_location) == []
 
 
 def test_files_stay_referenced_through_later_commits_and_until_their_snapshots_go(lab: Lab) -> None:

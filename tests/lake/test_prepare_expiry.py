@@ -10,7 +10,7 @@ import pytest
 
 from modak.core.errors import Conflict
 from modak.lake.changes import Append, CreateTag, DeleteRange, ExpireSnapshots, RemoveTag, RowDelta, SetProperties
-from modak.lake.model import LakeName, Vector, data_folder, pin_tag
+from modak.lake.model import LakeName, Prepared, Vector, data_folder, pin_tag
 from modak.storage import Store, local_path, normal
 from tests.lake.iceberg_support import Lab, exists, only, rows, table_folder
 
@@ -25,16 +25,28 @@ def name(lab: Lab) -> LakeName:
     return made
 
 
-def test_an_expiry_lists_what_becomes_unreachable_and_deletes_nothing(lab: Lab, name: LakeName) -> None:
+def _delete_freed(lab: Lab, name: LakeName, prepared: Prepared) -> list[str]:
+    """Delete what a landed expiry has freed; the data and delete files among it."""
+    assert prepared.expired_from is not None
+    freed = lab.lake.freed(name, prepared.expired_from)
+    files = list(freed.files())
+    assert Store.of(lab.lake.warehouse).delete([*files, *freed.metadata]) == len(files) + len(freed.metadata)
+    return files
+
+
+def test_an_expiry_deletes_nothing_and_tells_afterwards_what_it_has_made_unreachable(lab: Lab, name: LakeName) -> None:
     old = lab.ids(name)[:2]
     before = table_folder(lab, name)
     prepared = lab.lake.prepare(name, lab.op(), 1, [ExpireSnapshots(tuple(old))])
     assert before <= table_folder(lab, name)
-    assert set(prepared.expired) <= before
-    assert sum(uri.endswith(".parquet") for uri in prepared.expired) == 1
     assert lab.ids(name)[:2] == old
+    assert prepared.expired_from == lab.table(name).metadata_location
+    assert lab.lake.freed(name, prepared.expired_from).metadata == (), "nothing has expired yet"
     assert lab.publish(prepared)
-    assert Store.of(lab.lake.warehouse).delete(prepared.expired) == len(prepared.expired)
+    assert {*lab.lake.freed(name, prepared.expired_from).metadata} <= before
+    (file,) = _delete_freed(lab, name, prepared)
+    assert file.endswith(".parquet")
+    assert file in before
     assert lab.ids(name) == [prepared.snapshot_id]
     assert lab.pyiceberg(name) == lab.duckdb(name) == rows(150)
 
@@ -45,7 +57,7 @@ def test_a_tagged_snapshot_is_not_expired_and_its_files_are_not_listed(lab: Lab,
     with pytest.raises(Conflict):
         lab.lake.prepare(name, lab.op(), 1, [ExpireSnapshots((first,))])
     prepared = lab.commit(name, ExpireSnapshots((second,)))
-    Store.of(lab.lake.warehouse).delete(prepared.expired)
+    assert _delete_freed(lab, name, prepared) == []
     assert lab.pyiceberg(name, first) == rows(1, 2)
 
 
@@ -53,7 +65,7 @@ def test_a_tag_may_go_in_the_commit_that_expires_its_snapshot(lab: Lab, name: La
     first, second, last = lab.ids(name)
     lab.commit(name, CreateTag(pin_tag(first), first))
     prepared = lab.commit(name, RemoveTag(pin_tag(first)), ExpireSnapshots((first, second)))
-    assert any(uri.endswith(".parquet") for uri in prepared.expired)
+    assert len(_delete_freed(lab, name, prepared)) == 1
     assert lab.ids(name) == [last]
     assert lab.table(name).tags == {}
 
@@ -64,6 +76,34 @@ def test_a_pin_tag_outlives_a_tables_own_rule_on_the_age_of_tags(lab: Lab, name:
     lab.commit(name, ExpireSnapshots((second,)))
     assert lab.table(name).tags == {pin_tag(first): first}
     assert lab.ids(name) == [first, last]
+
+
+def test_a_file_that_somebody_has_added_again_since_is_not_among_the_freed(lab: Lab, name: LakeName) -> None:
+    first, second, _ = lab.ids(name)
+    (file,) = [found.file for found in lab.lake.files(name, first)]
+    prepared = lab.commit(name, ExpireSnapshots((first, second)))
+    lab.commit(name, Append((file,)))
+    assert _delete_freed(lab, name, prepared) == []
+    assert lab.pyiceberg(name) == lab.duckdb(name) == rows(1, 2, 150)
+
+
+def test_what_another_tool_has_deleted_of_expired_snapshots_is_passed_over(lab: Lab, name: LakeName) -> None:
+    first, second, _ = lab.ids(name)
+    before = lab.table(name).metadata_location
+    prepared = lab.commit(name, ExpireSnapshots((first,)))
+    lab.commit(name, ExpireSnapshots((second,)))
+    freed = lab.lake.freed(name, before)
+    wanted, store = set(freed.files()), Store.of(lab.lake.warehouse)
+    assert len(wanted) == 1
+    for gone in [uri for uri in freed.metadata if "snap-" not in uri]:
+        store.delete([gone])
+    assert list(freed.files()) == [], "nobody can say any more what they held"
+    assert lab.lake.freed(name, before).metadata == freed.metadata
+    store.delete(freed.metadata)
+    again = lab.lake.freed(name, str(prepared.expired_from))
+    assert list(again.files()) == []
+    assert {uri for uri in again.metadata if "snap-" not in uri} == set()
+    assert lab.pyiceberg(name) == rows(150)
 
 
 def test_rows_and_expiry_are_never_one_commit(lab: Lab, name: LakeName) -> None:
@@ -110,8 +150,7 @@ def test_trap_incremental_clean_up_names_a_puffin_file_that_a_live_vector_shares
     assert normal(shared[1].path) in map(normal, lab.java.texts(named.build().toList()))
 
     prepared = lab.commit(name, ExpireSnapshots(tuple(past)))
-    assert normal(shared[1].path) not in prepared.expired
-    Store.of(lab.lake.warehouse).delete(prepared.expired)
+    assert normal(shared[1].path) not in _delete_freed(lab, name, prepared)
     assert lab.pyiceberg(name) == rows(160, 300)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from modak.core import faults
 from modak.lake.model import LakeFile, LakeTable
 from modak.runtime.leader import Leader
 from modak.storage.uri import local_path
@@ -103,3 +105,18 @@ def did(report: MaintenanceReport, name: str) -> PassReport:
 def original(*but: int) -> set[Row]:
     """The rows that the first two bands have had from the start."""
     return {(i, i, f"row {i}") for i in range(200) if i not in but}
+
+
+def meanwhile(point: str, act: Callable[[], object], times: int = 1) -> list[str]:
+    """Do something when the flow comes by a point, the first few times; others see nothing of it."""
+    done: list[str] = []
+
+    def watcher(reached: str) -> None:
+        if reached == point and len(done) < times:
+            done.append(reached)
+            faults.watch(None)
+            act()
+            faults.watch(watcher)
+
+    faults.watch(watcher)
+    return done

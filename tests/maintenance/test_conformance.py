@@ -11,13 +11,14 @@ import pytest
 
 from modak.catalog import pins
 from modak.catalog.journal import Journal
+from modak.core import faults
 from modak.core.ids import new_op_id
 from modak.lake.iceberg.rewrite import ROW_ID, SEQUENCE
 from modak.lake.iceberg.scan import scan_file
 from modak.storage.uri import local_path
 from modak.tables.maintenance.run import MaintenanceReport
 from tests.maintenance import foreign
-from tests.maintenance.lake import Lake, did, original
+from tests.maintenance.lake import Lake, did, meanwhile, original
 from tests.tables import readers
 
 IN_THE_GATE = (
@@ -25,7 +26,9 @@ IN_THE_GATE = (
     "test_expiry_keeps_what_the_policy_says_and_deletes_the_rest",
     "test_an_orphan_goes_and_everything_that_is_needed_stays",
     "test_foreign_equality_deletes_are_applied_and_dropped",
-    "test_a_sweep_spares_what_others_begin_and_land_between_its_plan_and_its_listing",
+    "test_a_sweep_spares_what_others_begin_and_land_beside_its_listing",
+    "test_a_sweep_finds_more_than_it_deletes_at_a_time",
+    "test_an_expiry_frees_more_than_it_deletes_at_a_time",
 )
 """What Spark does by other means than the driver; the rest of the suite it passes in the full run."""
 
@@ -247,35 +250,65 @@ def test_an_orphan_goes_and_everything_that_is_needed_stays(worn: Lake) -> None:
     assert worn.rows() == original()
 
 
-def test_a_sweep_spares_what_others_begin_and_land_between_its_plan_and_its_listing(
-    worn: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("moment", ["orphans.before_listing", "orphans.after_listing"])
+def test_a_sweep_spares_what_others_begin_and_land_beside_its_listing(worn: Lake, moment: str) -> None:
     worn.policy(orphan_sweep_enabled=True, rewrite_enabled=False)
     site, data = worn.site, Path(local_path(worn.table.location) or "", "data")
     writer, op_id = site.writer(worn.leader.epoch), new_op_id(site.clock)
     linked = data / f"op-{op_id}" / "stage" / "part.parquet"
-    acted: list[str] = []
 
-    def before_the_listing(name: str) -> None:
-        listing = getattr(type(site.store), name)
+    def others() -> None:
+        worn.add(5)
+        Journal(writer).begin(op_id, site.reader.state(worn.events.name).table.table_id, "adopt", {}, [])
+        linked.parent.mkdir(parents=True)
+        linked.write_bytes(b"rows of a load")
+        foreign.grow_old(str(data))
 
-        def watched(store: Any, folder: str) -> Any:
-            if folder.endswith("/data") and not acted:
-                acted.append(name)
-                worn.add(5)
-                Journal(writer).begin(op_id, site.reader.state(worn.events.name).table.table_id, "adopt", {}, [])
-                linked.parent.mkdir(parents=True)
-                linked.write_bytes(b"rows of a load")
-                foreign.grow_old(str(data))
-            return listing(store, folder)
-
-        monkeypatch.setattr(type(site.store), name, watched)
-
-    before_the_listing("list" if worn.engine == "embedded" else "folders")
+    acted = meanwhile(moment, others)
     assert did(worn.maintain(), "orphans").skipped == "nothing was found"
+    faults.watch(None)
     assert acted
     assert linked.exists()
     assert worn.rows() == original() | {(10_005, 5, "added")}
+
+
+def test_a_sweep_finds_more_than_it_deletes_at_a_time(worn: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    worn.policy(orphan_sweep_enabled=True)
+    for module, name in (("comparing", "AT_ONCE"), ("engine", "LISTED_AT_ONCE"), ("orphans", "BATCH")):
+        monkeypatch.setattr(f"modak.tables.maintenance.{module}.{name}", 7)
+    data = Path(local_path(worn.table.location) or "", "data")
+    for folder in ("stranded", "ts_trunc=100"):
+        (data / folder).mkdir()
+        for number in range(20):
+            (data / folder / f"{number}.parquet").write_bytes(b"left")
+    foreign.grow_old(str(data))
+    counters = did(worn.maintain(), "orphans").counters
+    assert (counters["files_deleted"], counters["bytes_deleted"]) == (40, 160)
+    sizes = worn.events.sql("SELECT (counters->>'files_deleted')::int FROM modak.op_log WHERE kind = 'orphans'")
+    assert max(size for (size,) in sizes) <= 7
+    assert sum(size for (size,) in sizes) == 40
+    _nothing_superfluous(worn)
+    assert worn.rows() == original()
+
+
+def test_an_expiry_frees_more_than_it_deletes_at_a_time(worn: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    worn.policy(snapshot_retention_hours=0, snapshot_min_retained=1, rewrite_min_input_files=2)
+    for module in ("maintenance.comparing.AT_ONCE", "maintenance.freeing.BATCH"):
+        monkeypatch.setattr(f"modak.tables.{module}", 2)
+    monkeypatch.setattr("modak.lake.iceberg.reaching.AT_ONCE", 3)
+    for key in range(4):
+        worn.correct(key, 100 + key)
+    deleted: list[int] = []
+    watched = type(worn.site.store).delete
+    monkeypatch.setattr(
+        type(worn.site.store), "delete", lambda self, uris: deleted.append(len(uris)) or watched(self, uris)
+    )
+    before = worn.rows()
+    counters = did(worn.maintain(), "expiry").counters
+    assert counters["files_deleted"] == sum(deleted[-1:]) + sum(size for size in deleted[:-1] if size <= 2)
+    assert sum(size == 2 for size in deleted) > 3
+    assert worn.rows() == before
+    _nothing_superfluous(worn)
 
 
 @pytest.mark.parametrize("key", ["rewrite_sort_columns", "rewrite_zorder_columns"])

@@ -24,6 +24,7 @@ from tests.tables.invariants import Row
 
 pytestmark = pytest.mark.timeout(1800)
 
+FREEING = ("expiry.before_compare", "expiry.before_delete", "expiry.after_delete", "expiry.after_compare")
 IN_A_PASS = (
     "maintenance.before_begin",
     "maintenance.after_begin",
@@ -54,14 +55,18 @@ IN_A_PASS = (
     "storage.deleting",
     "storage.deleted",
     "tidy.after_delete",
+    *FREEING,
+    "journal.before_note",
+    "journal.after_note",
+    "orphans.before_listing",
+    "orphans.after_listing",
     "orphans.before_commit",
     "orphans.after_commit",
     "maintenance.before_end",
     "maintenance.after_end",
 )
 LATE = ("rewrite.before_carry", "rewrite.after_carry")
-COMPARED = ("expiry.before_compare", "expiry.after_compare")
-VISITED = {*IN_A_PASS, *LATE, *COMPARED}
+VISITED = {*IN_A_PASS, *LATE}
 SAMPLE = 4
 
 
@@ -193,10 +198,34 @@ def test_a_crash_while_late_deletes_are_carried_over_is_made_good(life: Life, po
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("point", COMPARED)
+@pytest.mark.parametrize("point", [*FREEING, "orphans.after_listing"])
 def test_a_crash_while_spark_compares_files_is_made_good(life: Life, point: str) -> None:
     life.lake.engine = "spark"
     life.crash(Fault(point))
+
+
+@pytest.mark.parametrize("point", ["journal.after_note", "tidy.before_delete", "storage.deleted", "tidy.after_delete"])
+def test_a_crash_while_the_metadata_of_expired_snapshots_goes_is_made_good(life: Life, point: str) -> None:
+    life.wear()
+
+    def compared(reached: str) -> None:
+        if reached == "expiry.after_compare":
+            faults.watch(None)
+            faults.arm(Fault(point))
+
+    faults.watch(compared)
+    with pytest.raises(InjectedFault):
+        life.lake.maintain()
+    faults.arm(None)
+    faults.watch(None)
+    (op,) = [op for op in life.lake.site.reader.unfinished_ops() if op.kind == "expire"]
+    assert op.landed
+    assert op.cleanup["expired_from"] is None
+    assert all(not uri.endswith(".parquet") for uri in op.cleanup["freed"])
+    repair(life.lake.site, life.lake.leader.epoch)
+    life.lake.maintain()
+    life.check()
+    assert not any(life.lake.site.store.exists(uri) for uri in op.cleanup["freed"])
 
 
 @pytest.mark.spark

@@ -25,6 +25,8 @@ IN_A_PASS = (
     *IN_A_BIN,
     "rewrite.after_tasks",
     "expiry.before_compare",
+    "expiry.before_delete",
+    "expiry.after_delete",
     "expiry.after_compare",
     "maintenance.before_end",
     "maintenance.after_end",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -14,24 +13,9 @@ from modak.tables.fold.run import fold
 from modak.tables.maintenance.run import maintain
 from modak.tables.upkeep import release_tags, trim_snapshots
 from tests.maintenance import foreign
-from tests.maintenance.lake import Lake, did, original
+from tests.maintenance.lake import Lake, did, meanwhile, original
 from tests.tables import readers
 from tests.tables.corrections import Corrections
-
-
-def meanwhile(point: str, act: Callable[[], object], times: int = 1) -> list[str]:
-    """Do something when the flow comes by a point, the first few times; others see nothing of it."""
-    done: list[str] = []
-
-    def watcher(reached: str) -> None:
-        if reached == point and len(done) < times:
-            done.append(reached)
-            faults.watch(None)
-            act()
-            faults.watch(watcher)
-
-    faults.watch(watcher)
-    return done
 
 
 def test_a_row_deleted_while_its_file_is_rewritten_stays_deleted(lake: Lake) -> None:

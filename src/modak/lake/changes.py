@@ -150,11 +150,9 @@ class RemoveTag:
 
 @dataclass(frozen=True, slots=True)
 class ExpireSnapshots:
-    """Remove exactly these snapshots. `Prepared.expired` lists the files to delete after the swap."""
+    """Remove exactly these snapshots. Their files stay: `Prepared.expired_from` tells where to look for them."""
 
     ids: tuple[int, ...]
-    listed: bool = True
-    """Whether the files are listed on the way, in the driver; else the caller compares both states itself."""
 
 
 SnapshotChange = Append | RowDelta | Rewrite | RewriteManifests | DeleteRange | Overwrite

@@ -227,8 +227,8 @@ class Prepared:
     new_tags: frozenset[int] = frozenset()
     """Those of them whose tag this commit makes, and has to see gone when the pins lapse."""
     summary: Mapping[str, str] = field(default_factory=dict)
-    expired: tuple[str, ...] = ()
-    """Files that an expiry makes unreachable: journal them, swap, then delete."""
+    expired_from: str | None = None
+    """The metadata file that still lists the snapshots which this commit expires: the way to files that may go."""
     location: str = ""
     """The table's location."""
 

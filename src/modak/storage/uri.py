@@ -50,3 +50,8 @@ def local_path(uri: str) -> str | None:
     """The path of a local URI, `None` for object stores."""
     plain = normal(uri)
     return plain.removeprefix("file://") if plain.startswith("file://") else None
+
+
+def tail(uri: str) -> str:
+    """What follows the scheme; by it one file is known in all spellings."""
+    return normal(uri).partition("://")[2].lstrip("/")

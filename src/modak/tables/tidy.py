@@ -3,12 +3,12 @@ references.
 
 Nothing here lists a whole table. An operation's data lies in one folder, each attempt's manifests in another, its
 metadata JSON has a name that follows from operation and attempt; all of them are known to the journal before they are
-written.
+written. Only what an expiry has freed is found by comparing (`maintenance/freeing.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -22,10 +22,11 @@ from modak.core.faults import reach
 from modak.core.ids import OpId
 from modak.core.names import TableName
 from modak.core.states import OpPhase
-from modak.core.underway import is_under_way
+from modak.core.underway import is_under_way, working
 from modak.lake.changes import Range
 from modak.lake.model import attempt_folder, data_folder, metadata_stem
 from modak.storage.store import normal
+from modak.tables.maintenance.freeing import free
 from modak.tables.site import Site
 
 log = structlog.get_logger()
@@ -97,16 +98,30 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
     removed = 0
     if not op.cleanup.get("tidied"):
         removed += _tidy_folders(site, state, op)
-    pinned = {normal(pin.metadata_location) for pin in state.pins} | {normal(state.cutline.metadata_location)}
-    obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if normal(uri) not in pinned]
+    freed: Sequence[str] = op.cleanup.get("freed", ())
+    if op.cleanup.get("expired_from"):
+        gone, freed = free(site, writer, state.table, op)
+        removed += gone
+    obsolete = list(op.cleanup.get("obsolete", ()))
+    if obsolete:
+        needed = _needed_metadata(site, state)
+        obsolete = [uri for uri in obsolete if normal(uri) not in needed]
     removed += _delete(site, obsolete)
-    removed += _delete(site, [*op.cleanup.get("expired", ()), *op.cleanup.get("freed", ())])
+    removed += _delete(site, [*op.cleanup.get("expired", ()), *freed])
     if len(obsolete) == len(op.cleanup.get("obsolete", ())) and not op.cleanup.get("tagged"):
         Journal(writer).finish(op.op_id)
     elif not op.cleanup.get("tidied"):
         # Until the pin has gone, the operation's own metadata and snapshot may go: its folders are not looked at again.
         Journal(writer).note(op.op_id, cleanup={"tidied": True})
     return removed
+
+
+def _needed_metadata(site: Site, state: TableState) -> set[str]:
+    """Metadata files that readers have pinned, that is published, or that an expiry has yet to compare with."""
+    found = {pin.metadata_location for pin in state.pins} | {state.cutline.metadata_location}
+    # Asked anew: one may have landed since the state was read.
+    unfinished = site.reader.unfinished_ops(state.table.table_id)
+    return {normal(uri) for uri in (*found, *(op.cleanup.get("expired_from") for op in unfinished)) if uri}
 
 
 def _tidy_folders(site: Site, state: TableState, op: OpRecord) -> int:
@@ -205,7 +220,7 @@ def give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, error
         if op is None or op.landed or Journal(writer).landed(op_id):
             return
         discard_operation(site, location, op)
-        Journal(writer).abandon(op_id, op.phase, f"{error.code}: {error.message}")
+        Journal(writer).fail(op_id, op.phase, error)
     except ModakError as another:
         log.warning("tidy.deferred", op=op_id, because=another.code)
 
@@ -251,7 +266,9 @@ def _finish(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) 
     current = site.reader.op(op.op_id) or op
     if current.phase is not OpPhase.COMMITTED:
         return []
-    removed = tidy_landed(site, writer, state, current)
+    with working(op.op_id):
+        # It may take long, and a neighbour should not do the same beside it.
+        removed = tidy_landed(site, writer, state, current)
     ended = site.reader.op(op.op_id)
     # One that waits for a pin is looked at in every cycle and has nothing to tell.
     told = removed or ended is None or ended.phase is OpPhase.DONE

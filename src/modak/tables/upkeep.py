@@ -119,12 +119,12 @@ def _read(state: TableState) -> set[int]:
 
 
 def kept_snapshots(lake: LakeTable, state: TableState) -> set[int]:
-    """Snapshots that must stay: published, current, pinned and tagged ones, and what an operation in flight reads."""
+    """Snapshots that must stay: published, current, pinned, those that a tag or branch names, bases of operations."""
     pinned = _pinned(state)
     current = {s for s in (lake.snapshot_id, state.cutline.snapshot_id) if s is not None}
     # Every commit drops the tags of pins that are gone, and what they kept may go with it.
-    tagged = {kept for tag, kept in lake.tags.items() if not tag.startswith(PIN_TAG) or kept in pinned}
-    return pinned | current | _read(state) | tagged
+    named = {kept for ref, kept in lake.refs.items() if not ref.startswith(PIN_TAG) or kept in pinned}
+    return pinned | current | _read(state) | named
 
 
 def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:
@@ -143,5 +143,8 @@ def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str
             op = site.reader.op(op_id)
             if op is not None and not Journal(writer).landed(op_id):
                 discard_operation(site, state.table.location, op)
-                Journal(writer).abandon(op_id, op.phase, error.code)
+                if error.code == "lake.nothing_changed":
+                    Journal(writer).abandon(op_id, op.phase)
+                else:
+                    Journal(writer).fail(op_id, op.phase, error)
             raise

@@ -15,7 +15,7 @@ from typing import Any, LiteralString, TypeVar
 
 from modak.core.errors import ModakError, Refused
 from modak.lake.changes import Change, Range
-from modak.lake.iceberg import prepare, read
+from modak.lake.iceberg import prepare, reaching, read
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.model import (
     CATALOG,
@@ -188,8 +188,12 @@ class IcebergLake:
 
     def reachable(self, name: LakeName) -> Iterator[str]:
         """Every data and delete file that any snapshot reaches, streamed; some come more than once."""
-        paths = self._streamed(lambda: read.reachable(self._java, self._existing(name)), lambda path: path, name)
+        paths = self._streamed(lambda: reaching.reachable(self._java, self._existing(name)), lambda path: path, name)
         return map(normal, paths)
+
+    def freed(self, name: LakeName, before: str) -> reaching.Freed:
+        """What the metadata file `before` reaches and the table as it is now does not."""
+        return self._patiently(lambda: reaching.freed(self._java, self._existing(name), before), name)
 
     def java_table(self, name: LakeName) -> Any:
         """Iceberg's own table, as other clients of the catalog have it."""
@@ -212,10 +216,6 @@ class IcebergLake:
         return self._patiently(
             lambda: read.referenced(self._java, self._io, metadata_location, folder, every_snapshot=True), folder
         )
-
-    def leftovers(self, prepared: Prepared) -> list[str]:
-        """What a landed commit's folder holds and nothing references: manifests merged away while it was prepared."""
-        return self.unreferenced(prepared.attempt_folder, prepared.new_location)
 
     def unreferenced(self, folder_uri: str, metadata_location: str) -> list[str]:
         """Files of a landed attempt's folder that the metadata which it wrote does not reference."""

@@ -118,6 +118,7 @@ class Java:
         """Handles that are the same for every call, by identity; so is what is made of them alone."""
         self._made: dict[tuple[object, ...], Any] = {}
         self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        self._here: Any | None = None
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -161,6 +162,15 @@ class Java:
         for item in items:
             made.add(item)
         return made
+
+    @property
+    def here(self) -> Any:
+        """An executor whose work is done by whoever asks for it, before the asking returns."""
+        if self._here is None:
+            self._here = (
+                self.iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
+            )
+        return self._here
 
     def strings(self, items: Iterable[str]) -> Any:
         """A Java list of strings, sent as one text."""

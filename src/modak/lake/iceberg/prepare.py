@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modak.core.errors import Conflict, ModakError, Refused
+from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.lake.changes import Change, CreateTag, ExpireSnapshots, RemoveTag, SetProperties, SnapshotChange
 from modak.lake.iceberg.durable import make_durable
@@ -23,7 +23,6 @@ from modak.lake.iceberg.read import snapshot_of
 from modak.lake.iceberg.schema import schema_json, spec_of
 from modak.lake.iceberg.updates import Updates
 from modak.lake.model import LakeColumn, LakeName, Layout, Prepared, attempt_folder, metadata_stem, pin_tag
-from modak.storage.uri import normal
 
 FORMAT_VERSION = "3"
 _PATH = "write.metadata.path"
@@ -73,11 +72,8 @@ def prepare(
     """Write a commit of all changes together without making it visible; the tag `published` moves to its snapshot."""
     _check(changes)
     folder = attempt_folder(table.location(), attempt.op_id, attempt.number)
-    expired_from, expired = _files_to_delete(java, table, attempt, changes)
     transaction = table.newTransaction()
     base = transaction.startMetadata()
-    if expired_from not in (None, base.metadataFileLocation()):
-        raise Conflict("lake.changed_underneath", f"{name} changed while its expiry was prepared.")
     base_path = base.property(_PATH, None)
     changes, own_path = _path_afterwards(changes, base_path)
     present = _refs(java, base)
@@ -118,7 +114,7 @@ def prepare(
         tagged=tagged,
         new_tags=new_tags,
         summary={} if snapshot is None else _summary(java, snapshot),
-        expired=expired,
+        expired_from=base.metadataFileLocation() if _expires(changes) else None,
         location=table.location(),
     )
 
@@ -191,29 +187,13 @@ def create_properties(layout: Layout, properties: Mapping[str, str]) -> dict[str
 
 
 def _check(changes: Sequence[Change]) -> None:
-    expiring = any(isinstance(change, ExpireSnapshots) for change in changes)
-    if expiring and not all(isinstance(change, _BESIDE_EXPIRY) for change in changes):
-        # The list of files to delete would have to be made from a commit that does not exist yet.
+    if _expires(changes) and not all(isinstance(change, _BESIDE_EXPIRY) for change in changes):
+        # The metadata that the commit starts from tells which files may go: it must know all that the commit knows.
         raise ValueError("snapshots are expired in a commit of their own")
 
 
-def _files_to_delete(
-    java: Java, table: Any, attempt: Attempt, changes: Sequence[Change]
-) -> tuple[str | None, tuple[str, ...]]:
-    """The metadata on which an expiry was tried in a transaction that is thrown away, and the files it would free."""
-    ids = [number for each in changes if isinstance(each, ExpireSnapshots) and each.listed for number in each.ids]
-    if not ids:
-        return None, ()
-    transaction = table.newTransaction()
-    updates = Updates(java, transaction, attempt.op_id, attempt.kind)
-    for change in changes:
-        if isinstance(change, CreateTag | RemoveTag):
-            updates.apply(change)
-    builder = java.jvm.java.util.stream.Stream.builder()
-    updates.apply(ExpireSnapshots(tuple(ids)), builder)
-    found = builder.build().distinct().toList()
-    files = tuple(sorted(map(normal, java.texts(found))))
-    return transaction.startMetadata().metadataFileLocation(), files
+def _expires(changes: Sequence[Change]) -> bool:
+    return any(isinstance(change, ExpireSnapshots) for change in changes)
 
 
 def _path_afterwards(changes: Sequence[Change], path: str | None) -> tuple[list[Change], str | None]:

@@ -150,7 +150,7 @@ def live_files(
             scan = scan.includeColumnStats(java.objects([then]))
             field = scan.schema().findField(then).fieldId()
         with closing(scan.planFiles()) as plan, closing(plan.iterator()) as iterator:
-            while tasks := _next_chunk(java, iterator):
+            while tasks := next_chunk(java, iterator):
                 yield from _files_of(java, tasks, table.specs(), field)
 
 
@@ -161,7 +161,8 @@ def _name_then(table: Any, scan: Any, column: str) -> str | None:
     return None if name is None else str(name)
 
 
-def _next_chunk(java: Java, iterator: Any) -> Any:
+def next_chunk(java: Java, iterator: Any) -> Any:
+    """The next few of what a Java iterator yields, as a list; nothing at its end."""
     chunk = java.stream_on(iterator).limit(FILES_PER_CHUNK).toList()
     return None if chunk.isEmpty() else chunk
 
@@ -217,7 +218,7 @@ def equality_deletes(java: Java, table: Any, snapshot_id: int) -> Iterator[Equal
         for manifest in java.stream(manifests).toList():
             reader = java.iceberg.ManifestFiles.readDeleteManifest(manifest, table.io(), table.specs())
             with closing(reader), closing(reader.iterator()) as iterator:
-                while files := _next_chunk(java, iterator):
+                while files := next_chunk(java, iterator):
                     yield from _equality(java, files, table.specs())
 
 
@@ -281,23 +282,6 @@ def manifests(java: Java, table: Any, snapshot_id: int) -> tuple[list[int], list
         length = java.method(".ManifestFile", "length", "long")
         data, deletes = snapshot.dataManifests(table.io()), snapshot.deleteManifests(table.io())
         return [int(n) for n in java.texts(data, length)], [int(n) for n in java.texts(deletes, length)]
-
-
-def reachable(java: Java, table: Any) -> Iterator[str]:
-    """Every data and delete file that any snapshot of a table reaches, streamed; some come more than once."""
-    with java.doing("listing reachable files"):
-        io, specs = table.io(), table.specs()
-        read = java.bind(java.method(".Snapshot", "allManifests", "java.util.List", ".io.FileIO"), 1, io)
-        each = java.function(java.after(read, java.method("java.util.List", "stream", "java.util.stream.Stream")))
-        found = java.objects(java.stream(table.snapshots()).flatMap(each).distinct().toList())
-        path = java.method(_CONTENT, "location", _TEXT)
-        for manifest in found:
-            files = java.iceberg.ManifestFiles
-            deletes = str(manifest.content()) == "DELETES"
-            reader = files.readDeleteManifest(manifest, io, specs) if deletes else files.read(manifest, io, specs)
-            with closing(reader), closing(reader.iterator()) as iterator:
-                while chunk := _next_chunk(java, iterator):
-                    yield from java.texts(chunk, path)
 
 
 def _to_json(java: Java, specs: Any) -> Any:

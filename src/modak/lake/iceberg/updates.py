@@ -33,6 +33,7 @@ from modak.lake.changes import (
     WidenColumn,
 )
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
+from modak.lake.iceberg.output import is_local
 from modak.lake.iceberg.read import expression, partition_text
 from modak.lake.iceberg.schema import java_type, literal
 from modak.lake.model import KIND, OP_ID, DataFile, EqualityDeletes, Vector
@@ -42,6 +43,7 @@ Described = DataFile | Vector | EqualityDeletes
 _DATA = ".DataFile"
 _DELETES = ".DeleteFile"
 _FOREVER = 2**63 - 1
+_FEW_HERE, _FEW_AFAR = 200, 4
 _INVALID = ("ValidationException", "CommitFailedException", "IllegalArgumentException")
 _MISFITS = ("Cannot append file with rows that do not match", "Cannot delete file where some, but not all")
 
@@ -55,15 +57,13 @@ class Updates:
         self._op_id = op_id
         self._kind = kind
         self._specs = transaction.table().specs()
+        self._few = self._has_few_manifests()
 
-    def apply(self, change: Change, deleted: Any | None = None) -> None:
-        """Apply one change; raises `Conflict` when the table is not what the change was planned on.
-
-        The files that an expiry makes unreachable go to the Java consumer `deleted`; without one they are left alone.
-        """
+    def apply(self, change: Change) -> None:
+        """Apply one change; raises `Conflict` when the table is not what the change was planned on."""
         try:
             with self._java.failures():
-                update = self._build(change, deleted)
+                update = self._build(change)
         except JavaFailure as failure:
             raise self._unbuildable(change, failure) from failure
         try:
@@ -72,7 +72,7 @@ class Updates:
         except JavaFailure as failure:
             raise _meaning(change, failure) from failure
 
-    def _build(self, change: Change, deleted: Any | None) -> Any:
+    def _build(self, change: Change) -> Any:
         if isinstance(change, SnapshotChange):
             return self._files(change)
         if isinstance(change, SchemaChange):
@@ -87,7 +87,7 @@ class Updates:
             case RemoveTag(name):
                 return self._transaction.manageSnapshots().removeTag(name)
             case ExpireSnapshots():
-                return self._expire(change.ids, deleted)
+                return self._expire(change.ids)
 
     def _files(self, change: SnapshotChange) -> Any:
         match change:
@@ -164,11 +164,10 @@ class Updates:
             update.validateNoConflictingData().validateNoConflictingDeletes()
         return update.validateAddedFilesMatchOverwriteFilter()
 
-    def _expire(self, ids: Iterable[int], deleted: Any | None) -> Any:
+    def _expire(self, ids: Iterable[int]) -> Any:
         # Without a cut-off of its own the update would also expire by age; without ids it would trust the incremental
-        # clean-up, which names files that are still in use; and without one of the two below it deletes at once.
-        update = self._transaction.expireSnapshots().expireOlderThan(0)
-        update = update.cleanExpiredFiles(False) if deleted is None else update.deleteWith(deleted)
+        # clean-up, which names files that are still in use; and without the last word it deletes files at once.
+        update = self._transaction.expireSnapshots().expireOlderThan(0).cleanExpiredFiles(False)
         by_id = self._java.method(".ExpireSnapshots", "expireSnapshotId", ".ExpireSnapshots", "long").bindTo(update)
         number = self._java.static("java.lang.Long", "parseLong", "long", "java.lang.String")
         self._java.strings(map(str, ids)).stream().forEach(self._java.consumer(self._java.after(number, by_id)))
@@ -193,7 +192,19 @@ class Updates:
 
     def _signed(self, producer: str, kind: str) -> Any:
         update = getattr(self._transaction, producer)()
-        return update.set(OP_ID, self._op_id).set(KIND, self._kind or kind)
+        update = update.set(OP_ID, self._op_id).set(KIND, self._kind or kind)
+        return update.scanManifestsWith(self._java.here) if self._few else update
+
+    def _has_few_manifests(self) -> bool:
+        """Whether manifests are quicker looked through one by one.
+
+        Iceberg asks its own pool every ten milliseconds whether it is done, at each of the five steps of a commit: for
+        a small table that is most of the time which the commit takes.
+        """
+        table = self._transaction.table()
+        snapshot = table.currentSnapshot()
+        few = _FEW_HERE if is_local(str(table.location())) else _FEW_AFAR
+        return snapshot is None or int(snapshot.allManifests(table.io()).size()) <= few
 
     def _feed(self, update: Any, owner: str, method: str, kind: str, files: Sequence[Described]) -> Any:
         if files:

@@ -1,35 +1,57 @@
 """Who does the heavy lifting of a pass: the worker's own process, or Spark.
 
 A plan and its bounds are the same for every engine, and so is the kernel that reads and writes files. `embedded` works
-in the driver, bin after bin, and needs no Spark job; `spark` gives bins to tasks and lets Spark list and compare
-files, so that a table of any size is looked after in the memory of a batch per task. Both pass one conformance suite.
+in the driver, bin after bin and part after part of a listing, and needs no Spark job; `spark` gives bins to tasks and
+lets Spark list and compare files (`comparing.py`), so that a table of any size is looked after in the memory of a batch
+per task. Both pass one conformance suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import structlog
 
 from modak.core.errors import UsageError
-from modak.core.faults import reach
 from modak.lake.model import LakeName
 from modak.lake.rewrite import Gathering, Rewriting, Rewritten
-from modak.storage.access import key_of
-from modak.storage.store import Entry, Store
-from modak.storage.uri import normal
+from modak.storage.store import Entry
+from modak.storage.uri import normal, tail
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from modak.lake.iceberg.reaching import Freed
+
+log = structlog.get_logger()
+
+Value = TypeVar("Value")
 Progress = Callable[[int, int], None]
 
 TASK_BYTES = 256 << 20
 """What one task reads at most, unless a single bin is larger."""
-_LISTED_AT_ONCE = 50_000
+LISTED_AT_ONCE = 100_000
+"""So many listed files are held by an engine that compares in this process."""
+_MISSING = re.compile(r"\b(File)?NotFoundException\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file that nothing references."""
+
+    uri: str
+    size: int
+
+
+Unreferenced = Callable[[], Iterator[Orphan]]
+"""Loads the table and yields the files of a listing that none of its snapshots reaches."""
 
 
 class MaintenanceEngine(Protocol):
@@ -46,14 +68,22 @@ class MaintenanceEngine(Protocol):
     def rewrite(self, tasks: Sequence[Rewriting], progress: Progress) -> list[tuple[Rewritten, ...]]:
         """Write bins anew."""
 
-    def freed(self, name: LakeName, before: str, after: str) -> list[str] | None:
-        """Files that the metadata `before` reaches and `after` does not; None: the lake lists them by itself."""
+    def unreached(self, name: LakeName, freed: Freed) -> Iterator[str]:
+        """The data and delete files that snapshots have freed, streamed; some may come more than once."""
 
-    def listed(self, folder: str, before: datetime) -> list[Entry]:
-        """The files below a folder that were last written before a moment; the listing has ended when this returns."""
+    def listed(self, name: LakeName, folder: str, before: datetime) -> Iterator[Unreferenced]:
+        """The files below a folder that were last written before a moment, in one part or more.
 
-    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
-        """Those of the listed files that no snapshot of the table reaches, which is loaded after they were listed."""
+        A part has been listed as a whole when it is given. To ask it is to load the table, which must not happen
+        before the caller has seen which operations are in flight.
+        """
+
+
+def batches(items: Iterable[Value], size: int) -> Iterator[list[Value]]:
+    """The items, so many at a time."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def engine_of(site: Site, name: str | None = None) -> MaintenanceEngine:
@@ -92,18 +122,18 @@ class Embedded:
             progress(number + 1, len(tasks))
         return done
 
-    def freed(self, name: LakeName, before: str, after: str) -> list[str] | None:
-        return None
+    def unreached(self, name: LakeName, freed: Freed) -> Iterator[str]:
+        return freed.files()
 
-    def listed(self, folder: str, before: datetime) -> list[Entry]:
-        return [entry for entry in self._site.store.list(folder) if entry.modified < before]
+    def listed(self, name: LakeName, folder: str, before: datetime) -> Iterator[Unreferenced]:
+        old = (entry for entry in self._site.store.list(folder) if entry.modified < before)
+        while part := {tail(entry.uri): entry for entry in islice(old, LISTED_AT_ONCE)}:
+            yield partial(self._unreferenced, name, part)
 
-    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
-        old = {entry.uri: entry for entry in listed}
-        if old:
-            for path in self._site.lake.reachable(name):
-                old.pop(path, None)
-        yield from old.values()
+    def _unreferenced(self, name: LakeName, part: dict[str, Entry]) -> Iterator[Orphan]:
+        for path in self._site.lake.reachable(name):
+            part.pop(tail(path), None)
+        return (Orphan(entry.uri, entry.size) for entry in part.values())
 
 
 class Spark:
@@ -130,79 +160,37 @@ class Spark:
 
         return distribute(self._site.spark, rewrite_bins, tasks, on_progress=progress)
 
-    def freed(self, name: LakeName, before: str, after: str) -> list[str] | None:
+    def unreached(self, name: LakeName, freed: Freed) -> Iterator[str]:
+        if freed.gone.isEmpty():
+            return
+        from modak.tables.maintenance import comparing
+
+        spark, lake = self._site.spark, self._site.lake
+        try:
+            then, now = (
+                comparing.reached(spark, lake.java_table_at(name, where)) for where in (freed.before, freed.now)
+            )
+            for row in comparing.without(then, now):
+                yield normal(row["path"])
+        except Exception as error:
+            if not _MISSING.search(str(error)):
+                raise
+            # Another expiry, or another tool, has removed manifests meanwhile: Spark cannot go on without them.
+            log.info("expiry.without_spark", table=str(name), because="a manifest is gone")
+            yield from freed.files()
+
+    def listed(self, name: LakeName, folder: str, before: datetime) -> Iterator[Unreferenced]:
+        from modak.tables.maintenance import comparing
+
+        yield partial(self._unreferenced, name, comparing.listed(self._site.spark, folder, before, self.tasks()))
+
+    def _unreferenced(self, name: LakeName, listed: DataFrame) -> Iterator[Orphan]:
+        from modak.tables.maintenance import comparing
+
         lake = self._site.lake
-        old, new = (self._every_file(lake.java_table_at(name, where)) for where in (before, after))
-        reach("expiry.before_compare")
-        gone = old.join(new, "path", "left_anti").toLocalIterator()
-        found = sorted(normal(row[0]) for row in gone)
-        reach("expiry.after_compare")
-        return found
-
-    def listed(self, folder: str, before: datetime) -> list[Entry]:
-        from modak.spark.distribute import distribute
-
-        site = self._site
-        items = [Listing(one, before) for one in site.store.folders(folder)]
-        return [entry for found in distribute(site.spark, list_old, items) for entry in found]
-
-    def unreferenced(self, name: LakeName, listed: Sequence[Entry]) -> Iterator[Entry]:
-        from pyspark import StorageLevel
-
-        spark = self._site.spark
-        # Compared by the part after the scheme: engines write one local path in several ways.
-        table = self._site.lake.load(name)
+        table = lake.load(name)
         if table is None:
             return
-        known = self._files(self._site.lake.java_table_at(name, table.metadata_location)).selectExpr(
-            "regexp_replace(path, '^[a-zA-Z0-9]+:/*|^/+', '') AS tail"
-        )
-        known.persist(StorageLevel.DISK_ONLY)
-        try:
-            rest = iter(listed)
-            while part := {entry.uri: entry for entry in islice(rest, _LISTED_AT_ONCE)}:
-                frame = spark.createDataFrame([(uri, _tail(uri)) for uri in part], "uri string, tail string")
-                for row in frame.join(known, "tail", "left_anti").select("uri").collect():
-                    yield part[row[0]]
-        finally:
-            known.unpersist()
-
-    def _every_file(self, table: Any) -> DataFrame:
-        """Data, delete files, manifests and manifest lists of every snapshot."""
-        manifests = self._frame(table, "ALL_MANIFESTS").selectExpr("path")
-        lists = self._frame(table, "SNAPSHOTS").selectExpr("manifest_list AS path")
-        return self._files(table).union(manifests).union(lists).distinct()
-
-    def _files(self, table: Any) -> DataFrame:
-        return self._frame(table, "ALL_FILES").selectExpr("file_path AS path").distinct()
-
-    def _frame(self, table: Any, kind: str) -> DataFrame:
-        from pyspark.sql import DataFrame
-
-        from modak.spark.session import gateway_of
-
-        spark = self._site.spark
-        jvm = gateway_of(spark).jvm
-        java_session: Any = spark._jsparkSession
-        chosen = getattr(jvm.org.apache.iceberg.MetadataTableType, kind)
-        made = jvm.org.apache.iceberg.spark.SparkTableUtil.loadMetadataTable(java_session, table, chosen)
-        return DataFrame(made, spark)
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One task: a folder to be listed."""
-
-    folder: str
-    before: datetime
-
-
-def list_old(task: Listing) -> list[Entry]:
-    """Inside a task: the files of a folder that were last written before a moment."""
-    key = key_of(task.folder)
-    store = Store.of(key.root, key.props)
-    return [entry for entry in store.list(task.folder) if entry.modified < task.before]
-
-
-def _tail(uri: str) -> str:
-    return normal(uri).partition("://")[2].lstrip("/")
+        known = comparing.reached(self._site.spark, lake.java_table_at(name, table.metadata_location))
+        for row in comparing.without(listed, known):
+            yield Orphan(row["path"], row["size"])

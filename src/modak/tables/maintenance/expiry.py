@@ -1,8 +1,8 @@
 """Snapshots that nobody needs go, and then the files that only they reached.
 
-The ids are chosen anew for every attempt, from the pins and operations of that moment. The list of files is made before
-the swap and journaled in the same transaction; deleting them comes after, and the journal makes it resumable. What lies
-outside the table's own folder is never deleted. The list is the only thing that grows with the table.
+The ids are chosen anew for every attempt, from the pins and operations of that moment. The commit takes them out of the
+metadata and touches no list of files, so nobody waits for it; which files are free is found out afterwards
+(`freeing.py`), and the journal makes that resumable. The driver holds the table's snapshots and manifests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from modak.core.states import OpPhase
 from modak.core.underway import working
 from modak.lake.changes import Change, ExpireSnapshots
 from modak.lake.model import LakeTable, Prepared
-from modak.storage.uri import normal
 from modak.tables.landing import land
 from modak.tables.maintenance.engine import MaintenanceEngine
 from modak.tables.maintenance.observe import observed
@@ -54,15 +53,13 @@ def expire(
     state = site.reader.state(plan.table)
     op_id = new_op_id(site.clock)
     going: list[int] = []
-    counters: dict[str, int] = {}
-    by_comparing = engine.name == "spark"
 
     def changes(lake: LakeTable, now: TableState) -> Sequence[Change]:
         seen = observed(site, now, lake, policy, files=False, ours=(op_id, *ours))
         going[:] = expirable(seen, policy)
         if not going:
             raise Conflict("maintenance.nothing", "No snapshot may expire any more.")
-        return [ExpireSnapshots(tuple(going), listed=not by_comparing)]
+        return [ExpireSnapshots(tuple(going))]
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
         table_id = now.table.table_id
@@ -70,16 +67,10 @@ def expire(
         tx.require(f"A reader has pinned a snapshot of {plan.table}.", _UNPINNED, (table_id, list(going)))
         becomes = replace(now.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
         tx.move(now.cutline, becomes)
-        assert prepared.base_location is not None
-        freed = engine.freed(now.table.lake, prepared.base_location, prepared.new_location)
-        if freed is not None:
-            inside = normal(now.table.location) + "/"
-            tx.tidy_later(freed=[uri for uri in freed if uri.startswith(inside)])
-        counters.update(snapshots=len(going), files_deleted=len(prepared.expired if freed is None else freed))
-        tx.count(**counters)
+        tx.count(snapshots=len(going))
 
     with working(op_id):
-        Journal(writer).begin(op_id, state.table.table_id, "expire", {"base": plan.base})
+        Journal(writer).begin(op_id, state.table.table_id, "expire", {"base": plan.base, "engine": engine.name})
         try:
             land(site, writer, plan.table, op_id, OpPhase.PLANNED, changes, within, "maintenance")
         except ModakError as error:
@@ -88,5 +79,8 @@ def expire(
         landed = site.reader.op(op_id)
         assert landed is not None
         tidy_landed(site, writer, site.reader.state(plan.table), landed)
+    ended = site.reader.op(op_id)
+    assert ended is not None
+    counters = {name: int(ended.counters.get(name, 0)) for name in ("snapshots", "files_deleted")}
     log.info("maintenance.expiry", table=str(plan.table), **counters)
     return counters

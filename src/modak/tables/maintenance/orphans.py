@@ -3,12 +3,13 @@
 Only a crash of a foreign writer between write and commit leaves such files, ours are known to the journal. Never taken
 are files that any retained snapshot reaches (pinned ones are retained), files of operations in flight and of loads that
 wait for adoption. A table whose folder overlaps another table's is not swept at all. Listing and comparing are the
-engine's; the driver holds the names of the old files.
+engine's; what is found is journaled and deleted batch by batch, and the driver holds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import LiteralString
 
@@ -22,9 +23,9 @@ from modak.core.faults import reach
 from modak.core.ids import new_op_id
 from modak.core.states import OpPhase
 from modak.core.underway import working
-from modak.storage.store import Entry
 from modak.storage.uri import normal
-from modak.tables.maintenance.engine import MaintenanceEngine
+from modak.tables.maintenance.engine import MaintenanceEngine, Orphan, batches
+from modak.tables.maintenance.freeing import BATCH
 from modak.tables.maintenance.plan import Bounds, MaintenancePlan, OrphanStep
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
@@ -46,17 +47,25 @@ def sweep(
     state = site.reader.state(plan.table)
     refuse_overlap(site, state)
     before = datetime.fromtimestamp(step.older_than_millis / 1000, UTC)
-    folder = f"{state.table.location}/data"
-    # In this order: a listed file of an operation that has begun since the plan (an adoption links files as old as
-    # their load) is that of one which is still unfinished, or of one which has landed and is referenced.
-    listed = engine.listed(folder, before)
-    unfinished = {op.op_id for op in site.reader.unfinished_ops(state.table.table_id)}
-    old = list(_allowed(listed, plan.bounds, unfinished, state))
-    found = sorted(engine.unreferenced(state.table.lake, old), key=lambda entry: entry.uri)
-    if not found:
+    totals = Counter[str]()
+    reach("orphans.before_listing")
+    for unreferenced in engine.listed(state.table.lake, f"{state.table.location}/data", before):
+        reach("orphans.after_listing")
+        # In this order: a listed file of an operation that has begun since the plan (an adoption links files as old as
+        # their load) is that of one which is still unfinished, or of one which has landed and is referenced.
+        unfinished = {op.op_id for op in site.reader.unfinished_ops(state.table.table_id)}
+        for batch in batches(_allowed(unreferenced(), plan.bounds, unfinished, state), BATCH):
+            totals.update(_delete(site, writer, plan, batch))
+    if not totals:
         return None
-    counters = {"files_deleted": len(found), "bytes_deleted": sum(entry.size for entry in found)}
-    op_id = new_op_id(site.clock)
+    log.info("maintenance.orphans", table=str(plan.table), **totals)
+    return dict(totals)
+
+
+def _delete(site: Site, writer: CatalogWriter, plan: MaintenancePlan, orphans: Sequence[Orphan]) -> Counter[str]:
+    """One operation: a batch is journaled, then deleted."""
+    counters = Counter(files_deleted=len(orphans), bytes_deleted=sum(orphan.size for orphan in orphans))
+    state, op_id = site.reader.state(plan.table), new_op_id(site.clock)
     with working(op_id):
         journal = Journal(writer)
         journal.begin(op_id, state.table.table_id, "orphans", {"base": plan.base})
@@ -64,23 +73,22 @@ def sweep(
         reach("orphans.before_commit")
         with writer.transaction(op_id) as tx:
             tx.count(**counters)
-            tx.tidy_later(tidied=True, expired=[entry.uri for entry in found])
+            tx.tidy_later(tidied=True, expired=sorted(orphan.uri for orphan in orphans))
         reach("orphans.after_commit")
         landed = site.reader.op(op_id)
         assert landed is not None
-        tidy_landed(site, writer, site.reader.state(plan.table), landed)
-    log.info("maintenance.orphans", table=str(plan.table), **counters)
+        tidy_landed(site, writer, state, landed)
     return counters
 
 
 def _allowed(
-    listed: Iterable[Entry], bounds: Bounds, unfinished: Collection[str], state: TableState
-) -> Iterator[Entry]:
+    found: Iterable[Orphan], bounds: Bounds, unfinished: Collection[str], state: TableState
+) -> Iterator[Orphan]:
     in_flight = {*bounds.in_flight, *unfinished}
     theirs = tuple(f"{normal(state.table.location)}/data/op-{op_id}/" for op_id in in_flight)
-    for entry in listed:
-        if entry.uri not in bounds.staged and not entry.uri.startswith(theirs):
-            yield entry
+    for orphan in found:
+        if orphan.uri not in bounds.staged and not orphan.uri.startswith(theirs):
+            yield orphan
 
 
 def refuse_overlap(site: Site, state: TableState) -> None:

@@ -260,7 +260,7 @@ class _Run:
         journal = Journal(self._writer)
         reach("maintenance.before_end")
         if not counters:
-            journal.abandon(self._op_id, OpPhase.PLANNED, "everything was deferred")
+            journal.abandon(self._op_id, OpPhase.PLANNED)
             self._journaled = False
             return
         journal.phase(

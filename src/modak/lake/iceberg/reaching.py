@@ -1,0 +1,144 @@
+"""Which files the snapshots of a table reach, and which of them nothing reaches any more once snapshots have expired.
+
+Manifest lists are read one by one and manifests a chunk of paths at a time, so memory is bounded by the number of
+manifests, never by that of files. Paths are compared by what follows the scheme: engines write one local path in
+several ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from modak.lake.iceberg.java import Java, JavaFailure, plainly
+from modak.lake.iceberg.read import next_chunk
+from modak.storage.uri import normal, tail
+
+AT_ONCE = 100_000
+"""So many paths are held while those that something still reaches are taken out of them."""
+
+_TEXT = "java.lang.String"
+_STREAM = "java.util.stream.Stream"
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What the metadata `before` reaches and `now` does not; both are locations of metadata files."""
+
+    before: str
+    now: str
+    metadata: tuple[str, ...]
+    """Manifests, manifest lists and statistics: the last to go, because they tell of the other files."""
+    java: Java
+    io: Any
+    specs: Any
+    gone: Any
+    """The manifests among them, a Java list."""
+    kept: Any
+    """The manifests that are still reached, a Java list."""
+
+    def files(self) -> Iterator[str]:
+        """Data and delete files, found in this process; some may come more than once."""
+        rest = self._candidates()
+        while part := {tail(path): path for path in islice(rest, AT_ONCE)}:
+            for path in self._reached():
+                part.pop(tail(path), None)
+                if not part:
+                    break
+            yield from map(normal, part.values())
+
+    def _candidates(self) -> Iterator[str]:
+        for manifest in self.gone:
+            try:
+                with self.java.failures():
+                    yield from _paths(self.java, manifest, self.io, self.specs)
+            except JavaFailure as failure:
+                # Whoever has removed it, another expiry or another tool, has removed its files before it.
+                if failure.simple_name != "NotFoundException":
+                    raise plainly(failure, "listing files of expired snapshots") from failure
+
+    def _reached(self) -> Iterator[str]:
+        with self.java.doing("listing reachable files"):
+            for manifest in self.kept:
+                yield from _paths(self.java, manifest, self.io, self.specs)
+
+
+def freed(java: Java, table: Any, before: str) -> Freed:
+    """Compare an older metadata file with the table as it is now; reads metadata, and no list of files yet."""
+    io, now = table.io(), table.operations().current()
+    with java.doing(f"reading {before}"):
+        then = java.iceberg.TableMetadataParser.read(io, before)
+    with java.doing("comparing snapshots"):
+        staying = set(_ids(java, now))
+        gone = [then.snapshots().get(place) for place, each in enumerate(_ids(java, then)) if each not in staying]
+        kept = java.jvm.java.util.HashSet(_manifests(java, now.snapshots().stream(), io))
+        left = java.jvm.java.util.LinkedHashSet()
+        for snapshot in gone:
+            left.addAll(_manifests_left(java, snapshot, io))
+        left.removeAll(kept)
+        manifests = java.jvm.java.util.ArrayList(left)
+        lists = java.texts(java.objects(gone), java.method(".Snapshot", "manifestListLocation", _TEXT))
+        statistics = set(_statistics(java, then)) - set(_statistics(java, now))
+        metadata = {*java.texts(manifests, java.method(".ManifestFile", "path", _TEXT)), *lists, *statistics}
+        return Freed(
+            before=before,
+            now=now.metadataFileLocation(),
+            metadata=tuple(sorted(map(normal, metadata))),
+            java=java,
+            io=io,
+            specs=table.specs(),
+            gone=manifests,
+            kept=java.jvm.java.util.ArrayList(kept),
+        )
+
+
+def reachable(java: Java, table: Any) -> Iterator[str]:
+    """Every data and delete file that any snapshot of a table reaches, streamed; some come more than once."""
+    with java.doing("listing reachable files"):
+        io, specs = table.io(), table.specs()
+        for manifest in _manifests(java, java.stream(table.snapshots()), io):
+            yield from _paths(java, manifest, io, specs)
+
+
+def _manifests(java: Java, snapshots: Any, io: Any) -> Any:
+    """The manifests of a Java stream of snapshots, each once."""
+    # Of a copy of each snapshot: the original would remember all its manifests for as long as the table lives.
+    copy = java.after(
+        java.static(".SnapshotParser", "toJson", _TEXT, ".Snapshot"),
+        java.static(".SnapshotParser", "fromJson", ".Snapshot", _TEXT),
+    )
+    read = java.bind(java.method(".Snapshot", "allManifests", "java.util.List", ".io.FileIO"), 1, io)
+    each = java.function(java.after(copy, read, java.method("java.util.List", "stream", _STREAM)))
+    return snapshots.flatMap(each).distinct().toList()
+
+
+def _manifests_left(java: Java, snapshot: Any, io: Any) -> Any:
+    try:
+        with java.failures():
+            return _manifests(java, java.objects([snapshot]).stream(), io)
+    except JavaFailure as failure:
+        if failure.simple_name == "NotFoundException":
+            # The list is the last of a snapshot's files to be removed.
+            return java.objects(())
+        raise plainly(failure, "listing manifests of expired snapshots") from failure
+
+
+def _paths(java: Java, manifest: Any, io: Any, specs: Any) -> Iterator[str]:
+    files, deletes = java.iceberg.ManifestFiles, str(manifest.content()) == "DELETES"
+    reader = files.readDeleteManifest(manifest, io, specs) if deletes else files.read(manifest, io, specs)
+    path = java.method(".ContentFile", "location", _TEXT)
+    with closing(reader.select(java.objects(["file_path"]))), closing(reader.iterator()) as iterator:
+        while chunk := next_chunk(java, iterator):
+            yield from java.texts(chunk, path)
+
+
+def _ids(java: Java, metadata: Any) -> list[str]:
+    return java.texts(metadata.snapshots(), java.method(".Snapshot", "snapshotId", "long"))
+
+
+def _statistics(java: Java, metadata: Any) -> Iterable[str]:
+    yield from java.texts(metadata.statisticsFiles(), java.method(".StatisticsFile", "path", _TEXT))
+    yield from java.texts(metadata.partitionStatisticsFiles(), java.method(".PartitionStatisticsFile", "path", _TEXT))

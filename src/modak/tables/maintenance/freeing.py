@@ -1,0 +1,67 @@
+"""After snapshots have expired: the files that only they reached go.
+
+Comparing takes as long as the table is large, so it comes after the commit, when nobody waits for the pointer. The
+commit journals the metadata file that still lists the snapshots. What that one reaches and the table as it is *now*
+does not is deleted, batch by batch as it is found; manifests and their lists are journaled and go last, because they
+tell of all others. So a crash leaves nothing that the next leader does not find again, by comparing again. What lies
+outside the table's own folder is never deleted. The driver holds one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import structlog
+
+from modak.catalog.journal import Journal
+from modak.catalog.records import OpRecord, TableRecord
+from modak.catalog.write import CatalogWriter
+from modak.core.errors import ModakError
+from modak.core.faults import reach
+from modak.storage.retry import pause
+from modak.storage.uri import normal
+from modak.tables.maintenance.engine import batches, engine_of
+from modak.tables.site import Site
+
+log = structlog.get_logger()
+
+BATCH = 10_000
+"""So many files are deleted, and where it is needed journaled, at a time."""
+TRIES = 5
+_AGAIN = frozenset({"lake.file_missing", "lake.storage"})
+"""Another expiry has landed while we compared, or the store has failed: the table is looked at anew."""
+
+
+def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -> tuple[int, list[str]]:
+    """Delete the data and delete files that a landed expiry has freed; how many, and the metadata to go after them."""
+    before, removed = str(op.cleanup["expired_from"]), 0
+    for again in range(1, TRIES + 1):
+        try:
+            reach("expiry.before_compare")
+            freed = site.lake.freed(record.lake, before)
+            files = engine_of(site, op.plan.get("engine", "embedded")).unreached(record.lake, freed)
+            for batch in batches(_inside(record, files), BATCH):
+                reach("expiry.before_delete")
+                removed += site.store.delete(batch)
+                reach("expiry.after_delete")
+            metadata = list(_inside(record, freed.metadata))
+            break
+        except ModakError as error:
+            if error.code not in _AGAIN or again == TRIES:
+                raise
+            if not site.store.exists(before):
+                # Somebody has removed it: nobody can say any more what the snapshots had, a sweep finds it.
+                log.warning("expiry.forgotten", table=str(record.name), op=op.op_id, metadata=before)
+                metadata = []
+                break
+            log.info("expiry.again", table=str(record.name), op=op.op_id, because=error.message)
+            site.clock.sleep(pause(again))
+    reach("expiry.after_compare")
+    counters = {"files_deleted": removed + len(metadata)}
+    Journal(writer).note(op.op_id, counters=counters, cleanup={"expired_from": None, "freed": metadata})
+    return removed, metadata
+
+
+def _inside(record: TableRecord, uris: Iterable[str]) -> Iterator[str]:
+    folder = normal(record.location) + "/"
+    return (uri for uri in uris if uri.startswith(folder))
