@@ -113,6 +113,7 @@ def test_a_malformed_value_does_not_cause_a_second_complaint() -> None:
         ({"MODAK_MEASUREMENTS_ENABLED": "true"}, "needs MODAK_MEASUREMENTS_ROOT"),
         ({"MODAK_ENTITIES_ENABLED": "true"}, "needs MODAK_ENTITIES_REGISTRY"),
         ({"MODAK_ENTITIES_MAX_BACKOFF_MS": "1"}, "must not be below"),
+        ({"MODAK_QUERY_PG_PASSWORD": "p"}, "needs MODAK_QUERY_PG_USER"),
         ({"MODAK_ENTITIES_PG_HOST": "h"}, "needs MODAK_ENTITIES_PG_DB"),
     ],
 )

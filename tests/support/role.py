@@ -1,7 +1,8 @@
-"""The least-privilege role, made with exactly the statements that docs/production.md shows."""
+"""The roles of docs/production.md, made with exactly the statements that it shows."""
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from dataclasses import replace
@@ -14,11 +15,16 @@ from modak.postgres.embedded import EmbeddedServer
 PAGE = Path(__file__).parents[2] / "docs" / "production.md"
 
 
-def grants() -> list[str]:
-    """The statements of the page."""
-    block = re.search(r"```sql\n(CREATE ROLE.*?)```", PAGE.read_text(), re.DOTALL)
+def statements(beginning: str) -> list[str]:
+    """The statements of the page's block that begins so."""
+    block = re.search(rf"```sql\n({beginning}.*?)```", PAGE.read_text(), re.DOTALL)
     assert block is not None
     return [line for line in block[1].splitlines() if line.strip()]
+
+
+def way_in(server: EmbeddedServer, database: str) -> Dsn:
+    """As whom tests work in a database; `LEAST_PRIVILEGE=1 pytest -m "not superuser" …` takes the page's role."""
+    return least_privileged(server, database) if os.environ.get("LEAST_PRIVILEGE") else server.dsn(database)
 
 
 def least_privileged(server: EmbeddedServer, database: str) -> Dsn:
@@ -29,12 +35,40 @@ def least_privileged(server: EmbeddedServer, database: str) -> Dsn:
     with connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE ROLE {owner} NOLOGIN")  # type: ignore[arg-type]
         conn.execute(f"GRANT USAGE, CREATE ON SCHEMA public TO {owner}")  # type: ignore[arg-type]
-        for statement in grants():
+        for statement in statements("CREATE ROLE modak_worker"):
             words = {
                 "modak_worker": role,
                 "change-me": password,
                 "app_owner": owner,
                 "DATABASE app": f"DATABASE {database}",
+            }
+            for word, becomes in words.items():
+                statement = statement.replace(word, becomes)  # noqa: PLW2901
+            conn.execute(statement)  # type: ignore[arg-type]
+    return replace(dsn, user=role, password=password)
+
+
+def may_replicate(server: EmbeddedServer, dsn: Dsn) -> Dsn:
+    """The same role, which may also mirror tables; a superuser may already."""
+    if dsn.user == server.dsn(dsn.dbname).user:
+        return dsn
+    with connect(server.dsn(dsn.dbname), autocommit=True) as conn:
+        for statement in statements("ALTER ROLE"):
+            conn.execute(statement.replace("modak_worker", dsn.user))  # type: ignore[arg-type]
+    return dsn
+
+
+def reader(server: EmbeddedServer, database: str, table: str) -> Dsn:
+    """A role for queries over HTTP that may read one table, made with the statements of the page."""
+    role, password = f"reader_{secrets.token_hex(4)}", secrets.token_hex(8)
+    dsn = server.dsn(database)
+    with connect(dsn, autocommit=True) as conn:
+        for statement in statements("CREATE ROLE modak_reader"):
+            words = {
+                "modak_reader": role,
+                "change-me": password,
+                "DATABASE app": f"DATABASE {database}",
+                "public.events": table,
             }
             for word, becomes in words.items():
                 statement = statement.replace(word, becomes)  # noqa: PLW2901

@@ -58,6 +58,8 @@ def _leader_and_http(settings: Settings) -> Iterator[Contradiction]:
             ("MODAK_API_TOKEN", "MODAK_API_READ_TOKEN"),
             "MODAK_API_READ_TOKEN equals MODAK_API_TOKEN, so who may read could also change: use two tokens",
         )
+    if http.query_pg_user is None and http.query_pg_password.get_secret_value():
+        yield _missing("MODAK_QUERY_PG_PASSWORD", "MODAK_QUERY_PG_USER")
 
 
 def _stores(settings: Settings) -> Iterator[Contradiction]:

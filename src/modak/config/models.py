@@ -263,6 +263,15 @@ class HttpSettings(Concern):
     query_max_rows: Annotated[int, whole(1, 1_000_000)] = setting(
         "MODAK_QUERY_MAX_ROWS", 10_000, "Rows that one query over HTTP returns at most."
     )
+    query_pg_user: Annotated[str | None, TEXT] = setting(
+        "MODAK_QUERY_PG_USER",
+        None,
+        "Role of Postgres with whose rights queries over HTTP read.",
+        shown="unset (the worker's)",
+    )
+    query_pg_password: Annotated[SecretStr, SECRET] = setting(
+        "MODAK_QUERY_PG_PASSWORD", SecretStr(""), "Its password.", shown="empty", secret=True
+    )
 
     @property
     def loopback(self) -> bool:

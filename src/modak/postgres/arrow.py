@@ -42,10 +42,11 @@ _LOST = ("server closed the connection", "terminating connection", "no connectio
 class ArrowStream:
     """An open query: `schema`, then batches. Use it in a `with`, or iterate to the end; both release the connection."""
 
-    def __init__(self, dsn: Dsn, sql: str, snapshot: str | None, batch_bytes: int) -> None:
+    def __init__(self, dsn: Dsn, sql: str, snapshot: str | None, batch_bytes: int, statement_millis: int) -> None:
         self._dsn = dsn
         self._sql = sql
         self._snapshot = snapshot
+        self._session = _session(statement_millis)
         self._connection: Any = None
         self._cursor: Any = None
         self._reader: Any = None
@@ -67,7 +68,7 @@ class ArrowStream:
                     # What goes wrong after the first row comes as an Arrow error, of one kind or the other.
                     if _NO_FIRST_ROW in str(error):
                         self.close()
-                        raise asked_again(self._dsn, self._sql, self._snapshot) from None
+                        raise _asked_again(self._dsn, self._sql, self._snapshot, self._session) from None
                     raise _while_reading(self._dsn, error) from None
                 yield batch
                 # Or it would still be here while the next one is fetched.
@@ -103,7 +104,7 @@ class ArrowStream:
             raise ValueError(f"{snapshot!r} is not the id of an exported snapshot")
         self._connection = _connected(self._dsn)
         try:
-            _run(self._connection, session_sql({**SESSION, **GUARDS}).decode())
+            _run(self._connection, self._session.decode())
             _run(self._connection, _BEGIN)
             if snapshot is not None:
                 self._join(snapshot)
@@ -138,7 +139,7 @@ class ArrowSession:
         self._dsn = dsn
         self._connection: Any = _connected(dsn)
         try:
-            self.values(session_sql({**SESSION, **GUARDS}).decode())
+            self.values(_session(0).decode())
         except BaseException:
             self.close()
             raise
@@ -212,19 +213,29 @@ def _run(connection: Any, sql: str) -> tuple[Any, ...]:
     return rows[0] if rows else ()
 
 
-def stream(dsn: Dsn, sql: str, *, snapshot: str | None = None, batch_bytes: int = 16 << 20) -> ArrowStream:
-    """Run a query under an exported snapshot and hand out its rows batch by batch."""
-    return ArrowStream(dsn, sql, snapshot, batch_bytes)
+def stream(
+    dsn: Dsn, sql: str, *, snapshot: str | None = None, batch_bytes: int = 16 << 20, statement_millis: int = 0
+) -> ArrowStream:
+    """Run a query under an exported snapshot and hand out its rows by batch; `statement_millis` 0 sets no limit."""
+    return ArrowStream(dsn, sql, snapshot, batch_bytes, statement_millis)
 
 
-def asked_again(dsn: Dsn, sql: str, snapshot: str | None = None) -> ModakError:
+def asked_again(dsn: Dsn, sql: str) -> ModakError:
     """Why a query ended before its first row: whoever asks again, up to that row, is told."""
+    return _asked_again(dsn, sql, None, _session(0))
+
+
+def _session(statement_millis: int) -> bytes:
+    return session_sql({**SESSION, **GUARDS, "statement_timeout": str(statement_millis)})
+
+
+def _asked_again(dsn: Dsn, sql: str, snapshot: str | None, session: bytes) -> ModakError:
     import psycopg
 
     copying = f"COPY ({sql}) TO STDOUT (FORMAT binary)".encode()
     try:
         with connect(dsn, autocommit=True, application="modak stream") as conn:
-            conn.execute(session_sql({**SESSION, **GUARDS}))
+            conn.execute(session)
             conn.execute(_BEGIN)
             if snapshot is not None:
                 conn.execute(_joining(snapshot).encode())

@@ -32,6 +32,8 @@ _BY_CODE = {
     "sql.timeout": 408,
     "measurements.name": 400,
     "sql.failed": 400,
+    "sql.not_granted": 403,
+    "sql.row_security": 403,
 }
 
 

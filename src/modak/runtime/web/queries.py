@@ -2,7 +2,9 @@
 
 Each query has a Spark session of its own (views of one never meet those of another) in the JVM that the daemon has
 anyway. What a command line may do and a network must not is refused before anything runs: scripts, calls into Java,
-files by path. Memory: at most the rows that the limit allows, as text.
+files by path. Postgres is read in read-only transactions whose statements end when the query has to, as the role that
+the settings name; then the lake is open only by the names of registered tables, because that role's rights are looked
+at by these. Memory: at most the rows that the limit allows, as text.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,6 +23,7 @@ from modak.spark.pushdown import items, simple_name
 from modak.tables.seam.mentions import SUBQUERIES, Statement, understand, wrong
 from modak.tables.seam.pinned import Point
 from modak.tables.seam.query import query, scans, schemas_of
+from modak.tables.seam.reader import Reader
 from modak.tables.seam.texts import texts
 from modak.tables.site import Site
 
@@ -28,7 +32,17 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2
 LONGEST_TEXT = 100_000
-_REFUSED_NODES = frozenset({"ScriptTransformation", "PythonUDTF", "UnresolvedPythonUDTF"})
+_REFUSED_NODES = {
+    "ScriptTransformation": "a script",
+    "PythonUDTF": "a script",
+    "UnresolvedPythonUDTF": "a script",
+    "PlanWithUnresolvedIdentifier": "IDENTIFIER",
+    "ExpressionWithUnresolvedIdentifier": "IDENTIFIER",
+    "ExecuteImmediateQuery": "EXECUTE IMMEDIATE",
+    "UnresolvedExecuteImmediate": "EXECUTE IMMEDIATE",
+}
+"""What runs something else, or names it only when it is too late to look."""
+_OURS = frozenset({"modak"})
 _REFUSED_FUNCTIONS = frozenset({"reflect", "java_method", "try_reflect"})
 _TABLE_FUNCTIONS = frozenset(
     {"range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack"}
@@ -47,10 +61,11 @@ class Queries:
     def ask(self, text: str, rows: int | None = None, seconds: float | None = None) -> dict[str, Any]:
         """The first rows of an answer, every value as text (or null), with the names and types of the columns."""
         limit = min(rows or self.most_rows, self.most_rows)
+        seconds = min(seconds or self.seconds, self.seconds)
         began = self._site.clock.monotonic()
-        with self._prepared(text) as spark, _deadline(spark, min(seconds or self.seconds, self.seconds)):
+        with self._prepared(text) as spark, _deadline(spark, seconds):
             try:
-                with query(self._site, spark, text) as frame:
+                with query(self._site, spark, text, self._reader(seconds)) as frame:
                     kinds = [{"name": name, "type": kind} for name, kind in frame.dtypes]
                     found = [list(row) for row in texts(frame).limit(limit + 1).collect()]
             except (ModakError, OSError):
@@ -73,7 +88,7 @@ class Queries:
         return {"scans": told, "postgres": self._routes(text)}
 
     def _scans(self, spark: SparkSession, statement: Statement) -> list[dict[str, Any]]:
-        point = Point(self._site, sorted(statement.views))
+        point = Point(self._site, sorted(statement.views), reader=self._reader(self.seconds))
         try:
             return [self._scan(point, scan) for scan in scans(spark, statement, schemas_of(point, statement))]
         finally:
@@ -95,8 +110,7 @@ class Queries:
     def _routes(self, text: str) -> list[str] | None:
         """What `modak_explain` says, where the text is SQL that Postgres understands too."""
         try:
-            with self._site.connect() as conn:
-                conn.read_only = True
+            with closing(self._reader(self.seconds).connect()) as conn:
                 conn.execute("SELECT set_config('statement_timeout', '5s', true)")
                 return [str(line) for (line,) in conn.execute("SELECT * FROM modak_explain(%s)", (text,))]
         except psycopg.Error:
@@ -112,10 +126,22 @@ class Queries:
             spark = self._site.spark.newSession()
             self._site.use_catalog(spark)
             spark.conf.set("spark.sql.runSQLOnFiles", "false")
-            refuse_unsafe(spark, text.strip().rstrip(";"))
+            refuse_unsafe(spark, text.strip().rstrip(";"), self._catalogs)
             yield spark
         finally:
             self._places.release()
+
+    def _reader(self, seconds: float) -> Reader:
+        http, dsn = self._site.settings.http, self._site.dsn
+        if http.query_pg_user is None:
+            return Reader(dsn, seconds)
+        password = http.query_pg_password.get_secret_value()
+        return Reader(replace(dsn, user=http.query_pg_user, password=password), seconds, guest=True)
+
+    @property
+    def _catalogs(self) -> frozenset[str]:
+        """Catalogs of which a query may name any table: the lake, unless a role's rights have to be looked at."""
+        return _OURS if self._site.settings.http.query_pg_user is None else frozenset()
 
 
 def _analysed(spark: SparkSession, text: str) -> list[dict[str, Any]]:
@@ -127,23 +153,23 @@ def _analysed(spark: SparkSession, text: str) -> list[dict[str, Any]]:
     return []
 
 
-def refuse_unsafe(spark: SparkSession, text: str) -> None:
-    """Refuse a statement that could reach beyond the tables."""
+def refuse_unsafe(spark: SparkSession, text: str, catalogs: frozenset[str]) -> None:
+    """Refuse a statement that could reach beyond the tables and these catalogs."""
     java: Any = spark._jsparkSession
     try:
         plan = java.sessionState().sqlParser().parsePlan(text)
     except Exception as error:
         raise wrong(error) from None
-    _look(plan)
+    _look(plan, catalogs)
 
 
-def _look(node: Any) -> None:
+def _look(node: Any, catalogs: frozenset[str]) -> None:
     kind = simple_name(node)
     if kind in _REFUSED_NODES:
-        raise _unsafe("a script")
+        raise _unsafe(_REFUSED_NODES[kind])
     if kind == "UnresolvedRelation":
         parts = [str(part) for part in items(node.multipartIdentifier())]
-        if len(parts) > 2 and parts[0].lower() != "modak":
+        if len(parts) > 2 and parts[0].lower() not in catalogs:
             raise _unsafe(f"the catalog {parts[0]!r}")
     if kind == "UnresolvedTableValuedFunction":
         name = str(list(items(node.name()))[-1]).lower()
@@ -151,23 +177,25 @@ def _look(node: Any) -> None:
             raise _unsafe(f"the function {name}")
     if kind == "UnresolvedWith":
         for relation in items(node.cteRelations()):
-            _look(relation._2())
+            _look(relation._2(), catalogs)
     for expression in items(node.expressions()):
-        _look_inside(expression)
+        _look_inside(expression, catalogs)
     for child in items(node.children()):
-        _look(child)
+        _look(child, catalogs)
 
 
-def _look_inside(expression: Any) -> None:
+def _look_inside(expression: Any, catalogs: frozenset[str]) -> None:
     kind = simple_name(expression)
+    if kind in _REFUSED_NODES:
+        raise _unsafe(_REFUSED_NODES[kind])
     if kind == "UnresolvedFunction":
         name = [str(part).lower() for part in items(expression.nameParts())][-1]
         if name in _REFUSED_FUNCTIONS:
             raise _unsafe(f"the function {name}")
     if kind in SUBQUERIES:
-        _look(expression.plan())
+        _look(expression.plan(), catalogs)
     for child in items(expression.children()):
-        _look_inside(child)
+        _look_inside(child, catalogs)
 
 
 def _unsafe(what: str) -> UsageError:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modak.catalog.delta import Rename, image_cases
 from modak.lake.types import MappedColumn
-from modak.postgres.dsn import Dsn
 from modak.postgres.splits import ctid_predicate, ctid_splits
 from modak.spark.frames import frame_of
 from modak.tables.seam.columns import SeamColumn, struct_of
 from modak.tables.seam.pinned import PinnedTable
 from modak.tables.seam.plan import Span
 from modak.tables.seam.predicate import Predicate, one_of, text_literal
+from modak.tables.seam.reader import Access
 from modak.tables.seam.sieve import Sieve, sieve_of
 from modak.tables.seam.streams import ImageSplit, KeySplit, delta_images, delta_keys
 
@@ -61,7 +61,7 @@ class Overlay:
 def overlay(
     spark: SparkSession,
     table: PinnedTable,
-    at: tuple[Dsn, str],
+    access: Access,
     span: Span,
     columns: Sequence[SeamColumn],
     older: Older,
@@ -70,7 +70,7 @@ def overlay(
     """The delta of a span, or nothing when there is none."""
     if not table.delta.rows:
         return None
-    (dsn, snapshot), shape = at, table.shape
+    shape = table.shape
     local = table.delta.rows <= LOCAL_ROWS and table.delta.bytes <= LOCAL_BYTES
     where = delta_condition(table, span, predicate)
     parts = [where] if local else [f"{part} AND {where}" for part in _pages(table, spark)]
@@ -80,9 +80,8 @@ def overlay(
     sifted = shape.whole_number_key and table.delta.rows <= LOCAL_KEYS
     keys = [
         KeySplit(
-            dsn,
+            access,
             f"SELECT pk, tier_key FROM modak.delta WHERE {part}",  # noqa: S608
-            snapshot,
             _mapped(pk),
             tier.mapped if tier else None,
         )
@@ -90,9 +89,8 @@ def overlay(
     ]
     images = [
         ImageSplit(
-            dsn,
+            access,
             f"SELECT {', '.join(texts)} FROM modak.delta WHERE op = 1 AND {part}",  # noqa: S608
-            snapshot,
             _mapped(columns),
         )
         for part in parts

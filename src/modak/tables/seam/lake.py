@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modak.core.axis import Axis
 from modak.storage import remote
-from modak.tables.evolve import COLUMNS, RELID
+from modak.tables.columns import COLUMNS, RELID
 from modak.tables.seam.columns import SeamColumn, backticked, by_name, spark_type
 from modak.tables.seam.pinned import PinnedTable
 from modak.tables.seam.plan import Span

@@ -32,6 +32,7 @@ from modak.postgres.snapshot import begin_snapshot
 from modak.tables.evolve import waiting_renames
 from modak.tables.seam.columns import Shape, shape_of
 from modak.tables.seam.plan import Span, leaves_of
+from modak.tables.seam.reader import Access, Reader, admit
 from modak.tables.seam.streams import ended
 from modak.tables.site import Site
 
@@ -83,10 +84,18 @@ class Point:
     snapshot: str
     """The exported snapshot's id, for the tasks."""
 
-    def __init__(self, site: Site, names: Iterable[TableName], *, lifetime_seconds: float = LIFETIME_SECONDS) -> None:
+    def __init__(
+        self,
+        site: Site,
+        names: Iterable[TableName],
+        *,
+        lifetime_seconds: float = LIFETIME_SECONDS,
+        reader: Reader | None = None,
+    ) -> None:
         if lifetime_seconds <= 0:
             raise UsageError("seam.lifetime", f"A pin cannot live for {lifetime_seconds} seconds.")
         self.site = site
+        self.reader = reader or Reader(site.dsn)
         self.tables: dict[TableName, PinnedTable] = {}
         self._lifetime = lifetime_seconds
         self._pins: list[Pin] = []
@@ -104,6 +113,11 @@ class Point:
         self._keeper = threading.Thread(target=self._keep, name="modak-seam-pin", daemon=True)
         self._keeper.start()
         _open.add(self)
+
+    @property
+    def access(self) -> Access:
+        """How the tasks enter Postgres; the snapshot and the pins are always the worker's."""
+        return self.reader.access(self.snapshot)
 
     def end_when_idle(self, seconds: float, busy: Callable[[], bool], then: Callable[[], None]) -> None:
         """Close by itself once nothing was busy for so long."""
@@ -167,6 +181,7 @@ class Point:
     def _take(self, names: Sequence[TableName]) -> None:
         try:
             states = [self.site.reader.state(name) for name in names]
+            admit(self.reader, [state.table for state in states])
             for name in names:
                 self._pins.append(pins.begin(self.site.dsn, name, self._lifetime))
             self._conn = connect(self.site.dsn, autocommit=True, application="modak read")
@@ -179,7 +194,8 @@ class Point:
             raise
 
     def _begin(self, conn: psycopg.Connection[Any], tables: Sequence[tuple[TableState, Pin]]) -> None:
-        conn.execute(session_sql({**GUARDS, "lock_timeout": f"{LOCK_MILLIS}ms"}))
+        limits = {"lock_timeout": f"{LOCK_MILLIS}ms", "statement_timeout": str(self.reader.statement_millis)}
+        conn.execute(session_sql({**GUARDS, **limits}))
         cold = {part.leaf_oid for state, pin in tables for part in state.living() if _below(part, pin.t)}
         if not self._described(conn, tables, cold):
             # A partition is not where the catalog has it; then none is left out.

@@ -21,6 +21,7 @@ from modak.tables.seam.columns import backticked, by_name, struct_of
 from modak.tables.seam.mentions import SUBQUERIES, Statement, understand, wrong
 from modak.tables.seam.pinned import Point
 from modak.tables.seam.read import SeamRead, assemble
+from modak.tables.seam.reader import Reader
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ class Scan:
 
 
 @contextmanager
-def query(site: Site, spark: SparkSession, text: str) -> Iterator[DataFrame]:
+def query(site: Site, spark: SparkSession, text: str, reader: Reader | None = None) -> Iterator[DataFrame]:
     """The answer to a query at one point in time; use it inside the block."""
     known = {record.name: record for record in site.reader.tables()}
     statement = understand(spark, text.strip().rstrip(";"), known)
-    point = Point(site, sorted(statement.views))
+    point = Point(site, sorted(statement.views), reader=reader)
     try:
         yield _answer(spark, point, statement)
     except BaseException:

@@ -18,7 +18,7 @@ from modak.core.names import TableName
 from modak.spark.pushdown import asked
 from modak.tables.seam.columns import SeamColumn, Shape, by_name, struct_of
 from modak.tables.seam.delta import Older, Overlay, overlay
-from modak.tables.seam.heap import heap_frame, heap_queries
+from modak.tables.seam.heap import guest_queries, heap_frame, heap_queries
 from modak.tables.seam.lake import lake_side
 from modak.tables.seam.pinned import LARGE_DELTA, PinnedTable, Point
 from modak.tables.seam.plan import SeamPlan, Span, plan_seam
@@ -78,9 +78,10 @@ def assemble(spark: SparkSession, point: Point, wanted: SeamRead) -> DataFrame:
     parts: list[DataFrame] = []
     if plan.heap is not None:
         cores = spark.sparkContext.defaultParallelism
-        queries = heap_queries(table, plan.heap, wanted.columns, wanted.predicate, cores)
+        through = guest_queries if point.reader.guest else heap_queries
+        queries = through(table, plan.heap, wanted.columns, wanted.predicate, cores)
         if queries:
-            parts.append(heap_frame(spark, point.site.dsn, point.snapshot, queries, wanted.columns))
+            parts.append(heap_frame(spark, point.access, queries, wanted.columns))
     parts += _cold(spark, point, wanted, plan)
     if not parts:
         return spark.createDataFrame([], struct_of(wanted.columns))
@@ -93,7 +94,7 @@ def _cold(spark: SparkSession, point: Point, wanted: SeamRead, plan: SeamPlan) -
     table = wanted.table
     side = lake_side(spark, table) if plan.lake is not None else None
     older = Older(point.renames(table), side.former if side is not None else {}) if table.delta.rows else Older()
-    over = overlay(spark, table, (point.site.dsn, point.snapshot), plan.delta, wanted.columns, older, wanted.predicate)
+    over = overlay(spark, table, point.access, plan.delta, wanted.columns, older, wanted.predicate)
     parts: list[DataFrame] = []
     if side is not None and plan.lake is not None:
         if over is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from modak.catalog.pk import SEPARATOR
 from modak.core.errors import Conflict, ModakError
 from modak.lake.types import MappedColumn
-from modak.postgres.dsn import Dsn
+from modak.tables.seam.reader import Access
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +25,8 @@ BATCH_BYTES = 8 << 20
 class HeapSplit:
     """One task's share of the heap."""
 
-    dsn: Dsn
+    access: Access
     query: str
-    snapshot: str
     mapped: tuple[MappedColumn, ...]
 
 
@@ -35,9 +34,8 @@ class HeapSplit:
 class KeySplit:
     """One task's share of the identities in the delta; no tier key: it is part of the primary key."""
 
-    dsn: Dsn
+    access: Access
     query: str
-    snapshot: str
     pk: tuple[MappedColumn, ...]
     tier_key: MappedColumn | None
 
@@ -46,9 +44,8 @@ class KeySplit:
 class ImageSplit:
     """One task's share of the rows in the delta."""
 
-    dsn: Dsn
+    access: Access
     query: str
-    snapshot: str
     mapped: tuple[MappedColumn, ...]
 
 
@@ -124,8 +121,15 @@ def _moments(keys: pa.Array, tier_key: MappedColumn) -> pa.Array:
 def _batches(split: HeapSplit | KeySplit | ImageSplit) -> Iterator[pa.RecordBatch]:
     from modak.postgres.arrow import stream
 
+    access = split.access
     try:
-        opened = stream(split.dsn, split.query, snapshot=split.snapshot, batch_bytes=BATCH_BYTES)
+        opened = stream(
+            access.dsn,
+            split.query,
+            snapshot=access.snapshot,
+            batch_bytes=BATCH_BYTES,
+            statement_millis=access.statement_millis,
+        )
     except Conflict as conflict:
         # The transaction that exported the snapshot is over.
         raise ended() if conflict.code == "export.snapshot_lost" else conflict from None
