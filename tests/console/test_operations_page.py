@@ -99,7 +99,7 @@ def test_what_failed_for_a_reason_is_no_crash_and_is_among_the_errors(
         page.get_by_text("Nothing in the journal fits.").wait_for()
         everything(page)
         narrowed(page, failed="true")
-        until(page, [("tier", "abandoned")])
+        until(page, [("tier", "failed")])
         assert page.get_by_title("failed, its files were removed").count() == 1
         assert "lake.foreign_rows: " in page.locator("main tbody tr td").last.inner_text()
         assert wrong == []

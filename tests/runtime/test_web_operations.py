@@ -79,6 +79,8 @@ def test_a_real_failure_is_in_the_journal_with_its_reason(api: TestClient, event
     with pytest.raises(Refused, match="not ours"):
         events.tier(leader)
     [found] = asked(api, failed=True)
+    assert asked(api, phase="failed") == [found]
+    assert asked(api, phase="abandoned") == []
     assert (found["table"], found["kind"]) == ("public.events", "tier")
     assert found["error"].startswith("lake.foreign_rows: ")
     assert found["finished_at"] is not None

@@ -38,7 +38,7 @@ _GLANCE: LiteralString = """
         WHERE p.expires_at > clock_timestamp() GROUP BY p.table_id
     ), open_ops AS (
         SELECT o.table_id, count(*) AS n, sum(hashtextextended(o.op_id || o.phase, 0)) AS which FROM modak.op_log o
-        WHERE o.phase NOT IN ('done', 'abandoned') GROUP BY o.table_id
+        WHERE o.phase NOT IN ('done', 'abandoned', 'failed') GROUP BY o.table_id
     ), staged AS (
         SELECT l.table_id, count(*) AS n FROM modak.load_labels l
         WHERE l.state IN ('staging', 'staged') GROUP BY l.table_id

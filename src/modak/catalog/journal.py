@@ -32,7 +32,7 @@ _STEP: LiteralString = """
 _NOTE: LiteralString = """
     UPDATE modak.op_log SET attempt = coalesce(%(attempt)s, attempt), folders = folders || %(folders)s,
         counters = counters || %(counters)s, cleanup = cleanup || %(cleanup)s
-    WHERE op_id = %(op)s AND phase NOT IN ('done', 'abandoned')
+    WHERE op_id = %(op)s AND phase NOT IN ('done', 'abandoned', 'failed')
 """
 
 
@@ -108,13 +108,13 @@ class Journal:
         """Everything is tidied: the operation is done."""
         self.phase(op_id, OpPhase.COMMITTED, OpPhase.DONE, counters=counters)
 
-    def fail(self, op_id: OpId, from_phase: OpPhase, error: str) -> None:
-        """The operation ended with an error; its folders still have to be tidied."""
-        self.phase(op_id, from_phase, OpPhase.FAILED, error=error)
+    def fail(self, op_id: OpId, from_phase: OpPhase, error: ModakError) -> None:
+        """Give an operation up because of an error, after its folders are gone."""
+        self.phase(op_id, from_phase, OpPhase.FAILED, error=f"{error.code}: {error.message}")
 
-    def abandon(self, op_id: OpId, from_phase: OpPhase, error: str | None = None) -> None:
-        """Give an operation up for good, after its folders are gone."""
-        self.phase(op_id, from_phase, OpPhase.ABANDONED, error=error)
+    def abandon(self, op_id: OpId, from_phase: OpPhase) -> None:
+        """Give up an operation that was cut off or has nothing to do, after its folders are gone."""
+        self.phase(op_id, from_phase, OpPhase.ABANDONED)
 
     def landed(self, op_id: OpId) -> bool:
         """Whether an operation found unfinished has landed, asked under the lock of its journal row."""

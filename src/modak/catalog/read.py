@@ -43,12 +43,14 @@ _PARTITIONS: LiteralString = """
     SELECT *, sealed_lsn::text AS sealed_lsn, dropped_lsn::text AS dropped_lsn FROM modak.partitions
     WHERE table_id = %s ORDER BY lower_bound NULLS FIRST, partition_id
 """
-_PINS: LiteralString = (
-    "SELECT * FROM modak.read_pins WHERE table_id = %s AND expires_at > clock_timestamp() ORDER BY pin_id"
-)
+_PINS: LiteralString = """
+    SELECT pin_id, table_id, snapshot_id, t, retention_line, metadata_location, created_at, expires_at, holder,
+        generation
+    FROM modak.read_pins WHERE table_id = %s AND expires_at > clock_timestamp() ORDER BY pin_id
+"""
 _UNFINISHED: LiteralString = """
     SELECT * FROM modak.op_log
-    WHERE phase NOT IN ('done', 'abandoned') AND (table_id = %(table)s OR %(table)s::bigint IS NULL)
+    WHERE phase NOT IN ('done', 'abandoned', 'failed') AND (table_id = %(table)s OR %(table)s::bigint IS NULL)
     ORDER BY started_at, op_id
 """
 

@@ -26,7 +26,11 @@ PARTITION_STEPS: Mapping[PartitionState, frozenset[PartitionState]] = {
 
 
 class OpPhase(StrEnum):
-    """The life of a journaled operation. `COMMITTED` is written by the one transaction and by nothing else."""
+    """The life of a journaled operation. `COMMITTED` is written by the one transaction and by nothing else.
+
+    One that does not land ends as `FAILED` when an error made its process give it up, and as `ABANDONED` when a crash
+    cut it off or there was nothing to do; either way what it had written is gone.
+    """
 
     PLANNED = "planned"
     WRITING = "writing"
@@ -43,7 +47,7 @@ OP_STEPS: Mapping[OpPhase, frozenset[OpPhase]] = {
     OpPhase.PREPARED: frozenset({OpPhase.PREPARED, OpPhase.COMMITTED, OpPhase.FAILED, OpPhase.ABANDONED}),
     OpPhase.COMMITTED: frozenset({OpPhase.DONE}),
     OpPhase.DONE: frozenset(),
-    OpPhase.FAILED: frozenset({OpPhase.ABANDONED}),
+    OpPhase.FAILED: frozenset(),
     OpPhase.ABANDONED: frozenset(),
 }
 

@@ -57,7 +57,7 @@ GRACE = timedelta(hours=72)
 
 _NOBODY_INGESTS: LiteralString = """
     SELECT NOT EXISTS (SELECT FROM modak.op_log
-        WHERE table_id = %s AND kind = 'ingest' AND phase NOT IN ('committed', 'done', 'abandoned'))
+        WHERE table_id = %s AND kind = 'ingest' AND phase NOT IN ('committed', 'done', 'abandoned', 'failed'))
 """
 _THEIR_OWN = frozenset({"load.damaged", "load.missing", "load.misplaced", "ingest.lines_moved"})
 """What is wrong with a label itself. The store, the lake and this worker may be well again tomorrow."""

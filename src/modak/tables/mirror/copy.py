@@ -284,7 +284,7 @@ def _land(
 def _end_empty(site: Site, writer: CatalogWriter, record: TableRecord, op_id: OpId) -> None:
     op = site.reader.op(op_id)
     if op is not None:
-        Journal(writer).abandon(op_id, op.phase, "nothing to copy")
+        Journal(writer).abandon(op_id, op.phase)
 
 
 def wal_position(site: Site) -> int:

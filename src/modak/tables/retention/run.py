@@ -179,7 +179,10 @@ def _give_up(site: Site, writer: CatalogWriter, state: TableState, op_id: OpId, 
     op = site.reader.op(op_id)
     if op is not None and not Journal(writer).landed(op_id):
         discard_operation(site, state.table.location, op)
-        Journal(writer).abandon(op_id, op.phase, None if deferred else f"{error.code}: {error.message}")
+        if deferred:
+            Journal(writer).abandon(op_id, op.phase)
+        else:
+            Journal(writer).fail(op_id, op.phase, error)
     return deferred
 
 

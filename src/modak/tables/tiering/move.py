@@ -232,7 +232,7 @@ def _give_up(site: Site, writer: CatalogWriter, record: TableRecord, op_id: OpId
         if op is None or op.landed or Journal(writer).landed(op_id):
             return
         discard_operation(site, record.location, op)
-        Journal(writer).abandon(op_id, op.phase, f"{error.code}: {error.message}")
+        Journal(writer).fail(op_id, op.phase, error)
     except ModakError as another:
         log.warning("tiering.cleanup_deferred", table=str(record.name), op=op_id, because=another.code)
 
