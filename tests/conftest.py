@@ -22,7 +22,7 @@ from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
 from modak.runtime import working
-from tests.support.role import least_privileged
+from tests.support.role import way_in
 
 if (Path(__file__).parent / "spark_fixtures.py").exists():
     pytest_plugins = ["tests.spark_fixtures"]
@@ -112,8 +112,7 @@ def _database(server: EmbeddedServer, label: str) -> Iterator[Dsn]:
     with connect(server.dsn("postgres"), autocommit=True) as conn:
         conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     try:
-        # The suite as the role of docs/production.md: `LEAST_PRIVILEGE=1 pytest -m "not superuser" …`.
-        yield least_privileged(server, name) if os.environ.get("LEAST_PRIVILEGE") else server.dsn(name)
+        yield way_in(server, name)
     finally:
         with connect(server.dsn("postgres"), autocommit=True) as conn:
             conn.execute(

@@ -103,7 +103,7 @@ def test_an_error_in_the_block_sends_nothing(conn: Conn, writer: CatalogWriter, 
 
 def test_an_operation_that_is_not_prepared_cannot_commit(conn: Conn, writer: CatalogWriter, table: Built) -> None:
     op_id = prepared_op(writer, table)
-    Journal(writer).abandon(op_id, OpPhase.PREPARED, "taken over")
+    Journal(writer).abandon(op_id, OpPhase.PREPARED)
     with pytest.raises(Conflict) as conflict:
         tier(writer, op_id, table)
     assert conflict.value.code == "journal.moved_on"
@@ -309,10 +309,16 @@ def test_the_journal_refuses_illegal_and_stale_steps(writer: CatalogWriter, tabl
     with pytest.raises(Conflict):
         journal.finish(op_id)
     journal.note(op_id, folders=["file:///more"], counters={"files": 3}, cleanup={"obsolete": []})
-    journal.fail(op_id, OpPhase.PREPARED, "disk full")
-    journal.abandon(op_id, OpPhase.FAILED)
+    journal.fail(op_id, OpPhase.PREPARED, ModakError("storage.full", "The disk is full."))
+    with pytest.raises(ModakError, match="cannot go"):
+        journal.abandon(op_id, OpPhase.FAILED)
     with pytest.raises(Conflict):
         journal.note(op_id, counters={"files": 4})
+    ended = CatalogReader(writer.dsn).op(op_id)
+    assert ended is not None
+    assert (ended.phase, ended.error) == (OpPhase.FAILED, "storage.full: The disk is full.")
+    assert ended.finished_at is not None
+    assert op_id not in {op.op_id for op in CatalogReader(writer.dsn).unfinished_ops()}
 
 
 def test_a_reader_cannot_write(catalog: Dsn) -> None:

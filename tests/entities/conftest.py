@@ -9,17 +9,19 @@ from psycopg import sql
 
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
+from modak.postgres.embedded import EmbeddedServer
 from modak.storage.objects import Objects
 from tests.entities.world import World
 from tests.s3_fixtures import S3Server, s3_server
+from tests.support.role import way_in
 
 __all__ = ["s3_server"]
 
 
 @pytest.fixture
-def fresh_database(database: Dsn) -> Dsn:
+def fresh_database(server: EmbeddedServer, database: Dsn) -> Dsn:
     """The database of the module, emptied: much faster than making one for every test."""
-    with connect(database, autocommit=True) as conn:
+    with connect(server.dsn(database.dbname), autocommit=True) as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
@@ -30,7 +32,7 @@ def fresh_database(database: Dsn) -> Dsn:
         for (name,) in found:
             conn.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
         conn.execute("CREATE SCHEMA public")
-    return database
+    return way_in(server, database.dbname)
 
 
 def made(kind: str, request: pytest.FixtureRequest, dsn: Dsn, folder: Path) -> World:

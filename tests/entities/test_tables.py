@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
 from secrets import token_hex
+from typing import Any, cast
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from modak.core.errors import Refused, UsageError
+from modak.entities.changelog import ChangeLog
 from modak.entities.compaction import compact
 from modak.entities.config import CDCConfig
 from modak.entities.flushing import flush
@@ -103,15 +106,13 @@ def test_truncate_is_refused(world: World, table: str) -> None:
         world.sql(f"TRUNCATE {table}")
 
 
-def test_every_kind_of_write_makes_its_rows_dirty(world: World) -> None:
+def test_every_kind_of_write_makes_its_rows_dirty(server: EmbeddedServer, world: World) -> None:
     world.many(0, 6)
     flush(world.store)
     assert world.dirty() == 0
-    world.sql(
-        "SET session_replication_role = replica; UPDATE entity_main SET text_01 = 'x' WHERE ltbase_row_id = '"
-        + key(0)
-        + "'"
-    )
+    with connect(server.dsn(world.dsn.dbname), autocommit=True) as conn:
+        conn.execute("SET session_replication_role = replica")
+        conn.execute("UPDATE entity_main SET text_01 = 'x' WHERE ltbase_row_id = %s", (key(0),))
     assert world.dirty() == 1
     world.sql("UPDATE entity_main SET ltbase_row_id = %s WHERE ltbase_row_id = %s", (key(77), key(1)))
     assert world.dirty() == 3
@@ -163,6 +164,39 @@ def test_the_log_keeps_one_flushed_slot_per_row(world: World) -> None:
     assert world.sql("SELECT count(*), min(flushed_at) > 0 FROM change_log") == [(1, True)]
 
 
+class Explained:
+    """A connection that has what is run explained."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self._conn = conn
+        self.plan = ""
+
+    def execute(self, query: sql.Composed, names: dict[str, Any]) -> Explained:
+        lines = self._conn.execute(sql.SQL("EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF) ") + query, names)
+        self.plan = "\n".join(line for (line,) in lines)
+        return self
+
+    def fetchone(self) -> None:
+        return None
+
+
+def test_marking_rows_that_were_flushed_before_compares_none_with_all_others(world: World) -> None:
+    """A plan that joins two lists of rows by their product takes half a minute for twenty thousand."""
+    rows = 3_000
+    world.sql(
+        "INSERT INTO change_log (schema_id, row_id, flushed_at, changed_at) SELECT 7, md5(i::text)::uuid, slot, 1"
+        f" FROM generate_series(1, {rows}) AS i, unnest(ARRAY[0, 1]) AS slot"
+    )
+    changes = ChangeLog(world.store.tables, SCHEMA, "")
+    with world.store.connect() as conn:
+        (part,) = changes.batch(conn, rows, rows)
+        explained = Explained(conn)
+        changes.mark(cast("psycopg.Connection[Any]", explained), part, 2)
+    assert world.sql("SELECT count(*), min(flushed_at) FROM change_log") == [(rows, 2)]
+    compared = sum(map(int, re.findall(r"Rows Removed by Join Filter: (\d+)", explained.plan)))
+    assert compared <= rows, explained.plan
+
+
 def test_dirty_rows_are_found_by_the_partial_index(world: World) -> None:
     world.sql(
         "INSERT INTO change_log SELECT 7, gen_random_uuid(), 1, 1 FROM generate_series(1, 20000); ANALYZE change_log"
@@ -176,15 +210,15 @@ def test_dirty_rows_are_found_by_the_partial_index(world: World) -> None:
 def test_rows_that_a_subscription_applies_are_dirty_too(server: EmbeddedServer, world: World) -> None:
     """Applying fires no statement triggers; another database of the same server is the publisher."""
     name = f"publisher_{token_hex(4)}"
-    with connect(server.dsn("postgres"), autocommit=True) as conn:
-        conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    admin = connect(server.dsn(world.dsn.dbname), autocommit=True)
+    admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     try:
         publisher = World(server.dsn(name), world.objects)
         publisher.sql("CREATE PUBLICATION here FOR TABLE entity_main, eav_data")
         publisher.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
         where = publisher.dsn.conninfo().replace("'", "''")
-        world.sql(
-            f"CREATE SUBSCRIPTION there CONNECTION '{where}' PUBLICATION here"
+        admin.execute(
+            f"CREATE SUBSCRIPTION there CONNECTION '{where}' PUBLICATION here"  # type: ignore[arg-type]
             f" WITH (create_slot = false, slot_name = '{name}', copy_data = false)"
         )
         publisher.put(1, title="applied", qty=5)
@@ -198,6 +232,6 @@ def test_rows_that_a_subscription_applies_are_dirty_too(server: EmbeddedServer, 
         publisher.put(1, title="again")
         until(lambda: world.titles()[1] == "again")
     finally:
-        world.sql("DROP SUBSCRIPTION IF EXISTS there")
-        with connect(server.dsn("postgres"), autocommit=True) as conn:
-            conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        admin.execute("DROP SUBSCRIPTION IF EXISTS there")
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        admin.close()

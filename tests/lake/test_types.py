@@ -103,12 +103,18 @@ def test_a_key_whose_equal_values_can_have_different_texts_is_refused(kind: PgTy
     assert refusal.hint
 
 
+def test_an_enum_is_no_key_because_its_labels_can_be_renamed() -> None:
+    refusal = identity_refusal(_column("key", of=PgType("mood", "enum")))
+    assert refusal is not None
+    assert "labels can be renamed" in refusal.reason
+    assert refusal.hint == "Use a text column with a CHECK constraint for it."
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         *(PgType(name, "scalar") for name in ("int2", "int8", "text", "uuid", "date", "timestamptz", "bytea")),
         PgType("numeric", "scalar", precision=12, scale=2),
-        PgType("mood", "enum"),
     ],
 )
 def test_other_keys_are_fine(kind: PgType) -> None:

@@ -131,6 +131,7 @@ def test_the_preflight_tells_size_time_and_wal_and_what_the_server_lacks(
     assert codes == {"register.wal_level", "register.slots", "register.senders", "register.standby", "register.version"}
 
 
+@pytest.mark.superuser
 def test_missing_privileges_are_problems(site: Site) -> None:
     things = Things.plain(site, 3)
     things.sql("DROP ROLE IF EXISTS modak_poor")

@@ -12,7 +12,8 @@ from modak.lake.changes import AddColumn, RenameColumn, SetProperties, WidenColu
 from modak.lake.model import LakeColumn, LakeName, LakeTable, Layout
 from modak.postgres.describe import PgColumn, PgTable, PgType
 from modak.tables.backfill import BACKFILL
-from modak.tables.evolve import COLUMNS, RELID, Evolution, plan_evolution
+from modak.tables.columns import COLUMNS, RELID
+from modak.tables.evolve import Evolution, plan_evolution
 from modak.tables.registration.preflight import map_columns
 
 

@@ -11,6 +11,8 @@ import pytest
 from modak.core import faults
 from modak.postgres.connect import connect
 from modak.runtime.leader import Leader
+from modak.tables.fold.run import fold
+from modak.tables.registration.unregister import unregister
 from modak.tables.site import Site
 from tests.tables.events import Events
 
@@ -191,15 +193,81 @@ def test_constraints_hold_for_rows_that_go_to_the_delta(site: Site, leader: Lead
     assert events.delta() == {("1000", 50): {"id": "1000", "ts": "50", "body": "x", "long_body": "x!"}}
 
 
-def test_a_default_partition_still_lets_partitions_go(events: Events, leader: Leader) -> None:
-    """With a DEFAULT partition Postgres cannot detach concurrently, and there is no spill; leaves go all the same."""
+def test_beside_a_default_partition_history_goes_to_the_delta_and_partitions_go(events: Events, leader: Leader) -> None:
+    """With a DEFAULT partition Postgres cannot detach concurrently, and there is no spill."""
     events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
-    registered = events.register()
-    assert not registered.transparent_writes
+    assert events.register().transparent_writes
     report = events.tier(leader)
     assert report.dropped == ("events_0", "events_100")
     assert [finding.code for finding in report.findings] == ["grid.default"]
-    assert events.everything() == ROWS
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history'), (7, 7, 'corrected'), (1001, 220, 'hot')")
+    events.sql("COPY public.events FROM PROGRAM 'printf \"1002\\t150\\tcopied\\n1003\\t5000\\tahead\\n\"'")
+    events.sql("UPDATE public.events SET ts = 199 WHERE id = 1001")
+    assert events.sql("SELECT id FROM ONLY public.events_rest") == [(1003,)]
+    expected = (ROWS - {(7, 7, "row 7")}) | {
+        (1000, 50, "history"),
+        (7, 7, "corrected"),
+        (1001, 199, "hot"),
+        (1002, 150, "copied"),
+        (1003, 5000, "ahead"),
+    }
+    assert events.everything() == expected
+    assert fold(events.site, leader.epoch, events.name).rows == 4
+    assert events.everything() == expected
+
+
+def test_a_row_that_comes_between_the_drop_of_a_partition_and_the_end_of_the_pass_is_diverted_too(
+    events: Events, leader: Leader
+) -> None:
+    """The spill is widened after the drop: until then the DEFAULT partition that came later takes what is inserted."""
+    events.register()
+    events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
+
+    def write(point: str) -> None:
+        if point == "reclaim.after_drop":
+            events.sql("INSERT INTO public.events VALUES (1000, 50, 'between') ON CONFLICT DO NOTHING")
+        elif point == "reclaim.before_drop":
+            with pytest.raises(psycopg.errors.ObjectInUse, match="about to be dropped"):
+                events.sql(
+                    "INSERT INTO public.events VALUES (1001, (SELECT count(*) FROM modak.partitions"
+                    " WHERE state = 'dropped') * 100 + 10, 'too early')"
+                )
+
+    faults.watch(write)
+    assert events.tier(leader).dropped == ("events_0", "events_100")
+    faults.watch(None)
+    assert events.sql("SELECT count(*) FROM ONLY public.events_rest") == [(0,)]
+    assert events.everything() == ROWS | {(1000, 50, "between")}
+    assert not events.tier(leader).changed
+
+
+def test_without_its_default_partition_a_table_gets_a_spill_again(events: Events, leader: Leader) -> None:
+    events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
+    events.register()
+    events.tier(leader)
+    events.sql("DROP TABLE public.events_rest")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    events.tier(leader)
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    assert events.everything() == ROWS | {(1000, 50, "history")}
+    events.sql("SELECT modak_disable_transparent_writes('public.events')")
+    events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
+    report = events.tier(leader)
+    (finding,) = report.findings
+    assert "Let them go to the delta: SELECT modak_enable_transparent_writes('public.events')" in finding.message
+    events.sql("INSERT INTO public.events VALUES (1001, 50, 'hidden')")
+    assert events.sql("SELECT count(*) FROM ONLY public.events_rest") == [(1,)]
+    # What verify counts as hidden goes where it belongs by writing it again.
+    events.sql("SELECT modak_enable_transparent_writes('public.events')")
+    events.sql(
+        "WITH gone AS (DELETE FROM ONLY public.events_rest WHERE ts < 200 RETURNING *)"
+        " INSERT INTO public.events SELECT * FROM gone"
+    )
+    assert events.everything() == ROWS | {(1000, 50, "history"), (1001, 50, "hidden")}
+    unregister(events.site, events.name, discard_corrections=True)
+    assert events.sql("SELECT count(*) FROM pg_trigger WHERE tgname = '~modak_divert'") == [(0,)]
+    assert events.sql("SELECT count(*) FROM pg_class WHERE relname LIKE 'shadow%'") == [(0,)]
 
 
 def test_a_leaf_that_hangs_between_detach_and_drop_keeps_its_range_from_the_spill(

@@ -12,6 +12,7 @@ import pytest
 from modak.core.names import TableName
 from modak.runtime import demo
 from modak.runtime.leader import Leader
+from modak.tables.fold.run import fold
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
@@ -118,9 +119,9 @@ def page(site: Site, leader: Leader) -> Page:
 def test_every_example_of_the_page_is_executed() -> None:
     """Who adds an example to the page adds its test here."""
     kinds = [kind for kind, _ in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    across, alone = kinds[:7], kinds[7:]
+    across, alone = kinds[:8], kinds[8:]
     # No test runs Trino, and the shell commands are checked against the program with those of all pages.
-    assert across == ["python", "sh", "sql", "sql", "python", "python", "trino"]
+    assert across == ["python", "sh", "sql", "sql", "sql", "python", "python", "trino"]
     assert alone == ["sql", "python", "python", "sql"]
 
 
@@ -208,6 +209,95 @@ def test_the_pages_ways_across_the_seam_give_the_same_rows(page: Page, capsys: p
     assert names["total"] == 1_999
     assert names["recent"] == sum(1 for row in expected if row[0] > 1900)
     assert "purchase" in capsys.readouterr().out
+
+
+CHANGES = (
+    "RENAME COLUMN kind TO sort",
+    "DROP COLUMN mark",
+    "ADD COLUMN mark text DEFAULT 'fresh'",
+    "RENAME COLUMN a TO spare",
+    "RENAME COLUMN b TO a",
+    "RENAME COLUMN spare TO b",
+)
+"""A rename, a name given to a new column, and two columns that swap their names."""
+
+
+@pytest.fixture
+def corrected(site: Site, leader: Leader) -> Page:
+    """The page's table with other columns, which have changed between one correction and the next."""
+    events = Events(site, demo.TABLE)
+    events.sql(
+        "CREATE TABLE public.events (id bigint, occurred_at bigint, kind text, mark text, a text, b text,"
+        " PRIMARY KEY (id, occurred_at)) PARTITION BY RANGE (occurred_at)"
+    )
+    events.add_partition(0)
+    events.add_partition(100)
+    events.sql("INSERT INTO public.events SELECT i, i, 'row ' || i, 'mark', 'a', 'b' FROM generate_series(0, 120) i")
+    register(site, RegisterRequest(demo.TABLE, ("id",), demo.TIER_KEY))
+    assert events.tier(leader).rows == 100
+    correct(events, '{"id": 1, "occurred_at": 1, "kind": "before", "mark": "old", "a": "A1", "b": "B1"}')
+    events.sql("SELECT modak_delete('public.events', '2', 2)")
+    for change in CHANGES:
+        events.sql(f"ALTER TABLE public.events {change}")
+    correct(events, '{"id": 3, "occurred_at": 3, "sort": "after", "mark": "new", "a": "A3", "b": "B3"}')
+    correct(events, '{"id": 4, "occurred_at": 4, "sort": "after", "a": "A4", "b": "B4"}')
+    return Page(site)
+
+
+def correct(events: Events, image: str) -> None:
+    assert events.sql(f"SELECT modak_upsert('public.events', '{image}')") == [("delta",)]
+
+
+def by_the_page(page: Page, column: str) -> list[tuple[Any, ...]]:
+    dsn = page.site.dsn
+    code = page.code("python", "duckdb.connect").replace("kind", column)
+    names: dict[str, Any] = {
+        "url": f"postgresql://{dsn.user}:{quote(dsn.password)}@{dsn.host}:{dsn.port}/{dsn.dbname}",
+        "load_extensions": readers.load_extensions,
+    }
+    exec(code.replace('duck.execute("INSTALL iceberg; LOAD iceberg;")', "load_extensions(duck)"), names)
+    return sorted(names["answer"])
+
+
+def test_another_engine_sees_columns_by_the_age_of_a_correction_as_modak_does(corrected: Page, leader: Leader) -> None:
+    site = corrected.site
+    for moment in ("before the lake follows", "after it"):
+        for column in ("sort", "mark", "a", "b"):
+            ours = sorted(map(tuple, modak_read(site, ["id", column]).collect()))
+            assert len(ours) == 120
+            assert by_the_page(corrected, column) == ours, (moment, column)
+        if moment == "before the lake follows":
+            assert fold(site, leader.epoch, demo.TABLE).rows == 4
+            image = '{"id": 5, "occurred_at": 5, "sort": "later", "a": "A5", "b": "B5"}'
+            correct(Events(site, demo.TABLE), image)
+    found = {key: value for key, value in by_the_page(corrected, "sort") if key < 6}
+    assert found == {0: "row 0", 1: "before", 3: "after", 4: "after", 5: "later"}
+    assert [value for key, value in by_the_page(corrected, "mark") if key in (1, 3, 4)] == ["fresh", "new", "fresh"]
+
+
+def test_a_pin_keeps_the_names_of_its_metadata_file_while_the_lake_follows(corrected: Page, leader: Leader) -> None:
+    site = corrected.site
+    with site.connect(autocommit=True) as conn:
+        (taken,) = conn.execute(corrected.code("sql", "modak_read_begin(")).fetchall()
+        columns = corrected.code("sql", "modak_read_columns(").replace(":pin_id", str(taken[0]))
+        asked = f"SELECT * FROM ({taken[5]}) d ORDER BY version"
+        before = conn.execute(columns).fetchall(), conn.execute(asked).fetchall()
+        assert fold(site, leader.epoch, demo.TABLE).rows == 4
+        assert (conn.execute(columns).fetchall(), conn.execute(asked).fetchall()) == before
+        names, images = before
+        assert names == [
+            ("id", "id", None),
+            ("occurred_at", "occurred_at", None),
+            ("sort", "kind", None),
+            ("b", "a", None),
+            ("a", "b", None),
+            ("mark", None, "fresh"),
+        ]
+        assert images[0][4] == {"id": "1", "occurred_at": "1", "sort": "before", "b": "A1", "a": "B1", "mark": "fresh"}
+        assert images[1][1:5:3] == (2, None)
+        (later,) = conn.execute(corrected.code("sql", "modak_read_begin(")).fetchall()
+        columns = corrected.code("sql", "modak_read_columns(").replace(":pin_id", str(later[0]))
+        assert [(name, lake) for name, lake, _ in conn.execute(columns)] == [(n, n) for n, _, _ in names]
 
 
 def modak_read(site: Site, columns: list[str]) -> Any:

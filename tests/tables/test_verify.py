@@ -268,6 +268,7 @@ def test_rows_of_the_heap_that_no_read_shows_are_counted_by_partition(events: Ev
     events.register()
     events.tier(leader)
     assert verify(events.site, events.name).sound
+    events.sql("SELECT modak_disable_transparent_writes('public.events')")
     events.sql("INSERT INTO public.events VALUES (1, -500, 'x'), (2, -400, 'x'), (3, -50, 'x'), (4, 5000, 'far ahead')")
     report = verify(events.site, events.name)
     (finding,) = report.findings

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from modak.catalog.lease import Epoch
-from modak.catalog.records import Cutline, NewPartition, TableConfig
+from modak.catalog.records import Cutline, LakeColumns, NewPartition, TableConfig
 from modak.core.axis import TierKey
 from modak.core.errors import Conflict, ModakError, NotLeader, Refused
 from modak.core.ids import OpId
@@ -66,6 +66,11 @@ _MOVE: LiteralString = """
         AND frontier IS NOT DISTINCT FROM %(was_frontier)s::pg_lsn
         AND retention_line IS NOT DISTINCT FROM %(was_retention_line)s
         AND heal_until IS NOT DISTINCT FROM %(was_heal_until)s::pg_lsn
+"""
+_NOTE_COLUMNS: LiteralString = """
+    INSERT INTO modak.lake_columns AS l (table_id, numbers, names) VALUES (%s, %s, %s)
+    ON CONFLICT (table_id) DO UPDATE SET numbers = excluded.numbers, names = excluded.names
+    WHERE (l.numbers, l.names) IS DISTINCT FROM (excluded.numbers, excluded.names)
 """
 _NEW_PINS: LiteralString = """
     SELECT count(*) FROM modak.read_pins
@@ -159,6 +164,11 @@ def move_cutline(conn: Conn, was: Cutline, becomes: Cutline) -> None:
         raise Conflict(
             "catalog.cutline_moved", f"The lines of table {was.table_id} are no longer those that were read."
         )
+
+
+def note_columns(conn: Conn, table_id: int, columns: LakeColumns) -> None:
+    """Write down the names that the lake has now, for readers that cannot look into its metadata."""
+    conn.execute(_NOTE_COLUMNS, (table_id, Jsonb(dict(columns.numbers)), list(columns.names)))
 
 
 def step_partitions(

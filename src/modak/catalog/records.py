@@ -102,6 +102,16 @@ class Cutline:
 
 
 @dataclass(frozen=True, slots=True)
+class LakeColumns:
+    """The names that a lake table has for the columns of its heap."""
+
+    numbers: Mapping[str, str]
+    """Attribute number in Postgres → name; empty when the lake knows another table by number."""
+    names: tuple[str, ...]
+    """All of them, also those whose heap column was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaRange:
     """Delta rows from a place (included) to another (excluded), in the order of tier key and key text.
 

@@ -1,13 +1,14 @@
 """The spill partition: plain INSERT and COPY of historical rows become rows of `modak.delta`.
 
 Registration enables it, reclaim widens it after each drop, unregister disables it. It must always be empty; the worker
-looks and alarms. The trigger and the DDL are in `004_spill.sql`.
+looks and alarms. The trigger and the DDL are in `004_spill.sql`. A table with a DEFAULT partition gets a trigger on it
+instead, which lets recent rows stay (`023_divert.sql`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -19,6 +20,15 @@ from modak.postgres.connect import translate
 from modak.postgres.ddl import Hold, impatient
 
 Conn = psycopg.Connection[Any]
+
+_ASTRAY: LiteralString = """
+    SELECT CASE WHEN p.partdefid = 0 THEN s.table_id IS NULL ELSE NOT EXISTS (
+        SELECT FROM pg_trigger g WHERE g.tgrelid = p.partdefid AND g.tgrelid = d.leaf_oid AND g.tgenabled = 'A'
+            AND g.tgfoid = 'modak.divert_from_default'::regproc) END
+    FROM modak.tables t JOIN pg_partitioned_table p ON p.partrelid = t.relid
+    LEFT JOIN modak.spills s USING (table_id) LEFT JOIN modak.diversions d USING (table_id)
+    WHERE t.table_id = %s AND num_nonnulls(s.table_id, d.table_id) > 0
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,24 @@ def find(conn: Conn, table_id: int) -> Spill | None:
     return Spill(TableName(row[0], row[1]), row[2], row[3], row[4]) if row else None
 
 
+def diverts(conn: Conn, table_id: int) -> bool:
+    """Whether a DEFAULT partition of the user sends its historical rows to the delta."""
+    row = conn.execute(
+        "SELECT EXISTS (SELECT FROM modak.diversions d JOIN modak.tables t USING (table_id)"
+        " JOIN pg_partitioned_table p ON p.partrelid = t.relid AND p.partdefid = d.leaf_oid WHERE d.table_id = %s)",
+        (table_id,),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def is_astray(conn: Conn, table_id: int) -> bool:
+    """Whether transparent writes were enabled, but a DEFAULT partition has come or gone since."""
+    row = conn.execute(_ASTRAY, (table_id,)).fetchone()
+    return bool(row and row[0])
+
+
 def enable(conn: Conn, name: TableName, hold: Hold | None = None) -> str:
-    """Make and attach the spill partition, or find it already there; returns its name."""
+    """Let historical rows reach the delta, or find that they do; returns the partition through which they go."""
     reach("spill.before_enable")
     try:
         with conn.transaction():
@@ -58,7 +84,7 @@ def enable(conn: Conn, name: TableName, hold: Hold | None = None) -> str:
 
 
 def disable(conn: Conn, name: TableName) -> bool:
-    """Drop the spill partition and its shadow; whether there was one."""
+    """Let no more historical rows through; whether any were."""
     reach("spill.before_disable")
     try:
         with conn.transaction():
@@ -74,7 +100,8 @@ def disable(conn: Conn, name: TableName) -> bool:
 def forget(conn: Conn, table_id: int) -> None:
     """Drop the shadow of a table that was dropped behind our back, its spill partition with it."""
     reach("spill.before_forget")
-    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("modak", f"shadow_{table_id}")))
+    shadows = (sql.Identifier("modak", f"shadow_{table_id}{which}") for which in ("", "_default"))
+    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.SQL(", ").join(shadows)))
     reach("spill.after_forget")
 
 

@@ -17,10 +17,10 @@ import psycopg
 import structlog
 from psycopg.types.json import Jsonb
 
-from modak.catalog import delta, expiry, moves
+from modak.catalog import delta, expiry, labels, moves
 from modak.catalog.lease import Epoch
 from modak.catalog.outcome import settle
-from modak.catalog.records import Cutline, DeltaRange, NewPartition, TableConfig
+from modak.catalog.records import Cutline, DeltaRange, LakeColumns, NewPartition, TableConfig
 from modak.catalog.steps import StepTransaction
 from modak.core.axis import TierKey
 from modak.core.clock import Clock, SystemClock
@@ -122,6 +122,10 @@ class CommitTransaction:
         """Follow renamed columns in the images of the delta."""
         self.steps.append(lambda conn: self.count(images=delta.rename_in_delta(conn, table_id, relid, renamed)))
 
+    def note_columns(self, table_id: int, columns: LakeColumns) -> None:
+        """Write down the names that the lake has with this commit."""
+        self.steps.append(lambda conn: moves.note_columns(conn, table_id, columns))
+
     def expire_delta(self, table_id: int, below: TierKey) -> None:
         """Remove every delta row below the retention line."""
 
@@ -141,6 +145,10 @@ class CommitTransaction:
     def require_not_frozen(self, table_id: int) -> None:
         """Stop when a foreign snapshot has frozen publication."""
         self.steps.append(lambda conn: moves.require_not_frozen(conn, table_id))
+
+    def require_key_labels(self, table_id: int) -> None:
+        """Stop when a label of an enum by which rows are known was renamed."""
+        self.steps.append(lambda conn: labels.require_known(conn, table_id))
 
     def require(self, message: str, query: LiteralString, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
         """Stop with a conflict unless the query's first column is true."""
@@ -173,13 +181,21 @@ class CommitTransaction:
         """Freeze publication because of a foreign snapshot, or (None) let it go on."""
         self.steps.append(lambda conn: moves.set_frozen(conn, table_id, foreign))
 
-    def register(self, config: TableConfig, line: Cutline, partitions: Sequence[NewPartition] = ()) -> None:
-        """Write down a new table with its first lines and partitions; the lines' own table_id is ignored."""
+    def register(
+        self,
+        config: TableConfig,
+        line: Cutline,
+        partitions: Sequence[NewPartition] = (),
+        columns: LakeColumns | None = None,
+    ) -> None:
+        """Write down a new table with its first lines, partitions and columns; the lines' own table_id is ignored."""
 
         def write_down(conn: Conn) -> None:
             self.table_id = moves.register(conn, config)
             moves.begin_cutline(conn, replace(line, table_id=self.table_id))
             moves.add_partitions(conn, self.table_id, partitions)
+            if columns is not None:
+                moves.note_columns(conn, self.table_id, columns)
 
         self.steps.append(write_down)
 

@@ -123,11 +123,11 @@ def identity_refusal(col: PgColumn) -> TypeRefusal | None:
     why = _unfit(col.type)
     if why is None:
         return None
-    return TypeRefusal(
-        col.name,
-        f"Key column {col.name} {why}.",
-        "Use a key of integer, uuid, text, date or timestamp columns, or give the numeric a precision.",
-    )
+    if col.type.kind == "enum":
+        hint = "Use a text column with a CHECK constraint for it."
+    else:
+        hint = "Use a key of integer, uuid, text, date or timestamp columns, or give the numeric a precision."
+    return TypeRefusal(col.name, f"Key column {col.name} {why}.", hint)
 
 
 def _unfit(kind: PgType) -> str | None:
@@ -135,7 +135,9 @@ def _unfit(kind: PgType) -> str | None:
         return None if _decimal(kind) else f"is a numeric of more than {_MAX_PRECISION} digits"
     if not kind.collation_deterministic:
         return "has a non-deterministic collation, under which different texts are equal"
-    if kind.kind == "enum" or kind.name in _IDENTIFYING:
+    if kind.kind == "enum":
+        return "is an enum, whose labels can be renamed: lake and corrections would still know rows by the former one"
+    if kind.name in _IDENTIFYING:
         return None
     what = {"float4": "a float", "float8": "a float", "numeric": "a numeric without precision", "citext": "citext"}
     other = f"an array of {kind.element.name}" if kind.element else f"of type {kind.name}"

@@ -29,16 +29,12 @@ from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.describe import PgColumn, PgTable
 from modak.tables.backfill import BACKFILL, backfill, due
+from modak.tables.columns import COLUMNS, RELID, column_property
 from modak.tables.landing import land
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
 
 log = structlog.get_logger()
-
-COLUMNS = "modak.columns"
-"""Table property: attribute number in Postgres → column name in the lake, as JSON."""
-RELID = "modak.relid"
-"""Table property: the Postgres table that these numbers belong to; a table made anew numbers its columns anew."""
 
 _WIDER = {("int", "long"), ("float", "double")}
 
@@ -50,12 +46,6 @@ class Evolution:
     changes: tuple[Change, ...]
     filled: tuple[str, ...] = ()
     """Columns whose values old rows get by a rewrite, because no initial default can say them."""
-
-
-def column_property(heap: PgTable) -> dict[str, str]:
-    """The property that remembers which heap column is which lake column."""
-    numbers = {str(column.attnum): column.name for column in heap.columns}
-    return {COLUMNS: json.dumps(numbers, sort_keys=True), RELID: str(heap.oid)}
 
 
 def plan_evolution(

@@ -20,6 +20,7 @@ from modak.lake.changes import Range
 from modak.lake.model import LakeColumn, LakeTable
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
+from modak.tables.columns import COLUMNS, RELID
 from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
 
@@ -114,8 +115,6 @@ def lake_image(site: Site, record: TableRecord, heap: PgTable, pin: Pin, place: 
 
 def _columns(heap: PgTable, record: TableRecord, lake: LakeTable) -> dict[str, tuple[MappedColumn, LakeColumn]]:
     """Heap column → how it is read and its lake column, without those that the lake does not have yet."""
-    from modak.tables.evolve import COLUMNS, RELID
-
     mapped, problems = map_columns(heap, record.numeric_as, frozenset({*record.pk_columns, record.tier_key}))
     if problems:
         raise Refused("evolve.column_type", problems[0].message, hint=problems[0].hint)

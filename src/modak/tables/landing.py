@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableRecord, TableState
+from modak.catalog.records import LakeColumns, TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.core.faults import reach
@@ -26,6 +26,7 @@ from modak.core.states import OpPhase
 from modak.lake.changes import Change, RemoveTag
 from modak.lake.model import PIN_TAG, PUBLISHED_TAG, LakeTable, Prepared, attempt_folder
 from modak.storage.retry import pause
+from modak.tables.columns import lake_columns_after
 from modak.tables.foreign import refuse_foreign_rows
 from modak.tables.site import Site
 from modak.tables.tidy import discard_attempt
@@ -82,9 +83,11 @@ def land(
         )
         try:
             with _turn(writer, op_id, record, attempt, begin) as tx:
-                prepared = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
+                prepared, columns = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
                 tx.require_not_frozen(record.table_id)
+                tx.require_key_labels(record.table_id)
                 tx.publish(prepared)
+                tx.note_columns(record.table_id, columns)
                 tx.require_no_new_pins(record.table_id, state.cutline.snapshot_id, prepared.tagged)
                 within(tx, prepared, state)
                 tx.tidy_later(
@@ -93,7 +96,7 @@ def land(
                     snapshot=prepared.snapshot_id,
                     obsolete=list(prepared.obsolete),
                     tagged=sorted(prepared.new_tags),
-                    expired=list(prepared.expired),
+                    expired_from=prepared.expired_from,
                 )
             reach("landing.committed")
             return Landed(op_id, prepared)
@@ -131,7 +134,7 @@ def _prepare(
     changes: Changes,
     kind: str,
     someone_pins: bool,
-) -> Prepared:
+) -> tuple[Prepared, LakeColumns]:
     lake = site.lake.load(state.table.lake)
     if lake is None:
         raise Refused(
@@ -147,12 +150,13 @@ def _prepare(
         pinned.add(superseded)
     stale = [RemoveTag(tag) for tag, kept in lake.tags.items() if tag.startswith(PIN_TAG) and kept not in pinned]
     reach("landing.before_prepare")
+    wanted = changes(lake, state)
     prepared = site.lake.prepare(
         state.table.lake,
         op_id,
         attempt,
         # Tags first: a snapshot that nobody pins any more may expire in the same commit.
-        [*stale, *changes(lake, state)],
+        [*stale, *wanted],
         tag=pinned & {superseded},
         kind=kind,
         published=PUBLISHED_TAG,
@@ -161,4 +165,4 @@ def _prepare(
         # Prepared on a snapshot that nobody has looked at: it may have changed rows.
         raise Conflict("lake.changed_underneath", f"Somebody has committed to {state.table.lake} since we looked.")
     reach("landing.prepared")
-    return prepared
+    return prepared, lake_columns_after(lake, wanted, state.table.relid)

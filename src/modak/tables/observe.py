@@ -14,6 +14,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from modak.catalog import spill
 from modak.catalog.records import NewPartition, PartitionRecord, TableRecord
 from modak.catalog.records import TableState as CatalogState
 from modak.catalog.steps import StepTransaction
@@ -55,7 +56,8 @@ def observe(site: Site, conn: Conn, name: TableName) -> Observed:
     known = {part.leaf_oid: part for part in catalog.living()}
     leaves = {leaf.name: leaf for leaf in heap.leaves if not leaf.is_spill}
     attached = {leaf.oid for leaf in leaves.values()}
-    partitions = [_partition(conn, leaf, known.get(leaf.oid)) for leaf in leaves.values()]
+    diverts = spill.diverts(conn, record.table_id)
+    partitions = [_partition(conn, leaf, known.get(leaf.oid), diverts) for leaf in leaves.values()]
     # A leaf that was detached on its way out is no longer below the table, but still has to be dropped.
     detached = (part for part in catalog.living() if part.leaf_oid not in attached)
     gone = [part for part in detached if part.state is PartitionState.TIERED]
@@ -141,7 +143,7 @@ def new_partition(leaf: Leaf) -> NewPartition:
     )
 
 
-def _partition(conn: Conn, leaf: Leaf, part: PartitionRecord | None) -> Partition:
+def _partition(conn: Conn, leaf: Leaf, part: PartitionRecord | None, diverts: bool) -> Partition:
     return Partition(
         name=leaf.name,
         lower=leaf.lower,
@@ -151,6 +153,7 @@ def _partition(conn: Conn, leaf: Leaf, part: PartitionRecord | None) -> Partitio
         rows=round(max(leaf.rows_estimate, 0)),
         is_default=leaf.is_default,
         has_rows=leaf.is_default and holds_rows(conn, leaf),
+        diverts=leaf.is_default and diverts,
         journaled=(part.lower, part.upper) if part is not None and part.state is not PartitionState.HOT else None,
     )
 

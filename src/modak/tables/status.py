@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from modak.catalog import labels
 from modak.catalog.mirrors import MirrorHealth, read_health
 from modak.catalog.records import OpRecord, StatusRow
 from modak.core.axis import literal
@@ -90,7 +91,12 @@ def _status(
         delta_backlog=row.delta_backlog,
         pins=row.read_pins,
         last_operation=_operation(history[0]) if history else "",
-        problems=(*trouble, *_problems(site, row, observed), *_mirror_problems(site, health)),
+        problems=(
+            *trouble,
+            *labels.problems(conn, row.table_id),
+            *_problems(site, row, observed),
+            *_mirror_problems(site, health),
+        ),
         metadata_location=row.metadata_location,
         mirror_frontier=row.mirror_frontier,
         mirror_lag_bytes=health.lag_bytes if health else None,

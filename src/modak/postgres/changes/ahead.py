@@ -73,7 +73,7 @@ class ReadAhead:
         try:
             given, wanted, last = 0, SLICE_MESSAGES, SLICE_MESSAGES
             while last >= wanted and given < self._most and not self._stop.is_set():
-                wanted, last = max(SLICE_MESSAGES, given // 2), 0
+                wanted, last = max(SLICE_MESSAGES, 2 * given), 0
                 for batch in session.batches(self._slice_of(wanted), self._batch_bytes):
                     last += len(batch)
                     self._give(batch.column(0))

@@ -289,7 +289,7 @@ def notes(table: PgTable, existing: LakeTable | None) -> Iterator[str]:
         if leaf.is_spill:
             continue
         if leaf.is_default:
-            yield f"DEFAULT partition {quote(leaf.name)}: rows that land in it are not tiered."
+            yield f"DEFAULT partition {quote(leaf.name)}: recent rows that land in it are not tiered."
         elif leaf.lower is None:
             yield f"Partition {quote(leaf.name)} starts at MINVALUE: it is not tiered; cold INSERTs are not diverted."
         elif leaf.upper is None:

@@ -12,7 +12,7 @@ import structlog
 
 from modak.catalog import spill
 from modak.catalog.journal import Journal
-from modak.catalog.records import Cutline, NewPartition, Profile, TableConfig, TableRecord
+from modak.catalog.records import Cutline, LakeColumns, NewPartition, Profile, TableConfig, TableRecord
 from modak.catalog.write import CatalogWriter
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
@@ -22,7 +22,7 @@ from modak.core.states import OpPhase
 from modak.lake.model import LakeName, LakeTable, Prepared, attempt_folder
 from modak.postgres.describe import PgTable, describe
 from modak.storage.uri import normal
-from modak.tables.evolve import column_property
+from modak.tables.columns import column_property, lake_columns
 from modak.tables.mirror.leaves import as_partitions, bounded_leaves
 from modak.tables.mirror.preflight import MODE, PLAIN_MIRROR, RETAINING_MIRROR, inspect_mirror, look
 from modak.tables.observe import holds_rows, new_partition
@@ -144,13 +144,19 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
         with writer.transaction(op_id) as tx:
             if prepared is not None:
                 tx.publish(prepared)
-            tx.register(config, line, _partitions(site, request, heap))
+            tx.register(config, line, _partitions(site, request, heap), _columns(heap, existing))
         reach("register.committed")
     except ModakError as error:
         _give_up(site, writer, config.location, op_id, error)
         raise
     if shape.cut_line is None or open_spill(site, site.writer(None), request.table):
         Journal(writer).finish(op_id)
+
+
+def _columns(heap: PgTable, existing: LakeTable | None) -> LakeColumns:
+    if existing is None:
+        return lake_columns(column_property(heap), [column.name for column in heap.columns], heap.oid)
+    return lake_columns(existing.properties, [column.name for column in existing.schema], heap.oid)
 
 
 def _partitions(site: Site, request: RegisterRequest, heap: PgTable) -> list[NewPartition]:
@@ -255,7 +261,7 @@ def _give_up(site: Site, writer: CatalogWriter, location: str, op_id: OpId, erro
         if op is None or Journal(writer).landed(op_id):
             return
         discard_attempt(site, location, op_id, 1)
-        Journal(writer).abandon(op_id, op.phase, f"{error.code}: {error.message}")
+        Journal(writer).fail(op_id, op.phase, error)
     except ModakError as another:
         log.warning("register.cleanup_deferred", op=op_id, because=another.code)
 
@@ -302,7 +308,7 @@ def _refuse_differences(site: Site, known: TableRecord, request: RegisterRequest
 
 def _registered(site: Site, record: TableRecord, found: Preflight, *, created: bool) -> Registered:
     with site.connect(autocommit=True) as conn:
-        transparent = spill.find(conn, record.table_id) is not None
+        transparent = spill.find(conn, record.table_id) is not None or spill.diverts(conn, record.table_id)
     line = site.reader.cutline(record.table_id)
     cut_line = "" if line is None or line.t is None else record.axis.literal(line.t)
     width = _width(record)

@@ -33,6 +33,8 @@ class Partition:
     rows: int = 0
     is_default: bool = False
     has_rows: bool = False
+    diverts: bool = False
+    """Whether historical rows that would land in it go to the delta."""
     attached: bool = True
     journaled: tuple[TierKey | None, TierKey | None] | None = None
     """The bounds that it had when it was sealed; nothing while it is hot."""
@@ -160,16 +162,23 @@ def _survey(state: TableState) -> Iterator[Finding]:
     for partition in state.partitions:
         if partition.is_default:
             rows = (
-                "holds rows that will never be tiered; no read looks here below the cut-line"
+                "holds rows that will never be tiered"
                 if partition.has_rows
-                else "is empty, but rows that land in it stay, and no read looks here below the cut-line"
+                else "is empty, but rows that land in it stay"
             )
-            yield Finding("grid.default", f"DEFAULT partition {quote(partition.name)} {rows}.", partition.name)
+            past = (
+                "Historical rows that are inserted go to the delta"
+                if partition.diverts
+                else "Historical rows stay too, and no read looks here below the cut-line. Let them go to the delta:"
+                f" SELECT modak_enable_transparent_writes('{state.table}')"
+            )
+            yield Finding("grid.default", f"DEFAULT partition {quote(partition.name)} {rows}. {past}.", partition.name)
         elif partition.lower is None:
             yield Finding(
                 "grid.minvalue",
                 f"Partition {quote(partition.name)} starts at MINVALUE and is not tiered; no read looks here"
-                " below the cut-line. Split it at a value.",
+                " below the cut-line, and INSERTs of historical rows are refused unless there is a DEFAULT partition."
+                " Split it at a value.",
                 partition.name,
             )
         elif partition.upper is None:

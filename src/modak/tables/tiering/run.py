@@ -19,7 +19,7 @@ from modak.tables import premake
 from modak.tables.observe import Observed, observe, sync
 from modak.tables.premake import PremakePlan, plan_premake
 from modak.tables.site import Site
-from modak.tables.tidy import finish_operations
+from modak.tables.tidy import finish_operations, open_spill
 from modak.tables.tiering.move import Moved, move, move_again
 from modak.tables.tiering.plan import (
     Blocked,
@@ -95,6 +95,9 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
         premade = premake.run(ahead, conn, observed.record.axis, writer.hold)
         if premade.made:
             sync(site, conn, writer, name)
+            observed = observe(site, conn, name)
+        if spill.is_astray(conn, observed.record.table_id):
+            open_spill(site, writer, name)
             observed = observe(site, conn, name)
         findings = (*_tell(site, epoch, conn, observed), *premade.findings)
         plan, moved = _tier(site, epoch, conn, observed)

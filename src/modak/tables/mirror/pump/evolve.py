@@ -25,7 +25,8 @@ from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
 from modak.tables.backfill import BACKFILL
-from modak.tables.evolve import COLUMNS, RELID, column_property, plan_evolution, renamed_columns, widens
+from modak.tables.columns import COLUMNS, RELID, column_property
+from modak.tables.evolve import plan_evolution, renamed_columns, widens
 from modak.tables.landing import land
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.registration.preflight import map_columns

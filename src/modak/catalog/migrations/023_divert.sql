@@ -1,0 +1,334 @@
+-- Transparent writes beside a user's DEFAULT partition. Postgres puts there what no other partition takes, historical rows
+-- among the rest; a trigger of ours turns those into the delta. It needs no DDL when partitions go: what it goes by is the
+-- cut-line and whether a partition for the row is left, and there is no moment at which a reclaimed range is unguarded.
+
+CREATE TABLE modak.diversions (
+    table_id bigint PRIMARY KEY REFERENCES modak.tables ON DELETE CASCADE,
+    leaf_oid oid NOT NULL,
+    shape text NOT NULL
+);
+COMMENT ON TABLE modak.diversions IS 'DEFAULT partitions of users whose historical rows go to the delta';
+COMMENT ON COLUMN modak.diversions.shape IS 'Which definition of columns and checks the shadow table was made from';
+
+CREATE FUNCTION modak.make_default_shadow(of_table bigint, leaf oid) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning
+AS $$
+BEGIN
+    -- Its own: the spill, where there is one too, may have its columns in another order.
+    EXECUTE format('DROP TABLE IF EXISTS %s_default', modak.shadow_name(of_table));
+    EXECUTE format('CREATE UNLOGGED TABLE %s_default (LIKE %s INCLUDING CONSTRAINTS INCLUDING GENERATED)',
+        modak.shadow_name(of_table), leaf::regclass);
+END
+$$;
+REVOKE EXECUTE ON FUNCTION modak.make_default_shadow(bigint, oid) FROM PUBLIC;
+
+CREATE FUNCTION modak.divert_from_default() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    SET "TimeZone" = 'UTC'
+    SET "DateStyle" = 'ISO, YMD'
+    SET "IntervalStyle" = 'iso_8601'
+    SET extra_float_digits = 1
+    SET bytea_output = 'hex'
+    SET lc_monetary = 'C'
+    SET row_security = off
+    SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    watched CONSTANT bigint := TG_ARGV[0];
+    keys CONSTANT int2[] := TG_ARGV[1];
+    tier CONSTANT int2 := TG_ARGV[2];
+    entry record;
+    image record;
+    key bigint;
+    said text;
+    was bigint;
+    standing record;
+    stands boolean;
+    columns text;
+    shadow text;
+    place record;
+BEGIN
+    SELECT t.schema_name, t.table_name, t.relid, t.axis, c.t, c.retention_line, c.first_floor,
+        d.shape = modak.shape(TG_RELID) AS in_shape
+    INTO entry
+    FROM modak.diversions d JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+    JOIN pg_partitioned_table p ON p.partrelid = t.relid AND p.partdefid = TG_RELID
+    WHERE d.table_id = watched AND d.leaf_oid = TG_RELID;
+    IF NOT FOUND THEN
+        -- No longer the DEFAULT partition of a registered table: whatever it is, its rows are its own.
+        RETURN NEW;
+    END IF;
+    SELECT * INTO image FROM modak.image_sql(TG_RELID, keys, tier, entry.axis);
+    EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', image.tier_key) INTO key USING NEW;
+    -- pg_partition_root looks past the snapshot of the transaction: a leaf that has gone since has none.
+    SELECT p.partition_name, coalesce(pg_partition_root(p.leaf_oid) = entry.relid, false) AS attached,
+        pg_table_is_visible(p.leaf_oid) IS NOT NULL AS there
+    INTO standing
+    FROM modak.partitions p
+    WHERE p.table_id = watched AND p.state <> 'dropped' AND p.lower_bound <= key AND p.upper_bound > key;
+    stands := FOUND;
+    IF coalesce(key >= entry.t, true) THEN
+        IF stands AND NOT standing.attached AND current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'the partition of %.% for tier key % has changed in the meantime', entry.schema_name,
+                entry.table_name, modak.axis_literal(entry.axis, key)
+                USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+        END IF;
+        RETURN NEW;
+    END IF;
+    said := CASE WHEN entry.axis <> 'integer' AND key = -9223372036854775808 THEN '-infinity'
+        ELSE modak.axis_literal(entry.axis, key) END;
+    IF TG_OP = 'UPDATE' THEN
+        EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', image.tier_key) INTO was USING OLD;
+        IF was IS NOT DISTINCT FROM key THEN
+            RETURN NEW;
+        END IF;
+        RAISE EXCEPTION 'an update cannot move a row of %.% from its DEFAULT partition to tier key %, which is in the lake',
+            entry.schema_name, entry.table_name, said
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Delete the row and insert it anew.';
+    END IF;
+
+    IF key < entry.first_floor THEN
+        RAISE EXCEPTION 'no partition of %.% for tier key %', entry.schema_name, entry.table_name,
+            said
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            DETAIL = format('Its history begins at %s.', modak.axis_literal(entry.axis, entry.first_floor)),
+            HINT = 'Rows older than the first registered partition cannot be written: no read would show them.';
+    ELSIF key < entry.retention_line THEN
+        RAISE EXCEPTION 'tier key % lies below the retention line % of %.%', said,
+            modak.axis_literal(entry.axis, entry.retention_line), entry.schema_name, entry.table_name
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            HINT = 'Rows below the retention line have expired; there is nothing left to add to.';
+    END IF;
+    IF stands AND standing.attached THEN
+        RAISE EXCEPTION 'tier key % belongs into partition % of %.%', said,
+            standing.partition_name, entry.schema_name, entry.table_name
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            HINT = format('Insert into %I.%I itself.', entry.schema_name, entry.table_name);
+    ELSIF stands AND standing.there THEN
+        RAISE EXCEPTION 'the partition of %.% for tier key % is about to be dropped', entry.schema_name, entry.table_name,
+            said USING ERRCODE = 'object_in_use', HINT = 'Try again in a moment.';
+    END IF;
+
+    IF NOT entry.in_shape THEN
+        -- The first writer after a change of the table makes the shadow anew; others wait for its commit.
+        PERFORM FROM modak.diversions d WHERE d.table_id = watched FOR UPDATE;
+        PERFORM modak.make_default_shadow(watched, TG_RELID);
+        UPDATE modak.diversions d SET shape = modak.shape(TG_RELID) WHERE d.table_id = watched;
+    END IF;
+    shadow := modak.shadow_name(watched) || '_default';
+    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
+    FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
+    -- Only a real table can judge a row: NOT NULL, CHECK, generated columns and types hold because the row was in one.
+    EXECUTE format('INSERT INTO %s AS r (%s) SELECT %s FROM (SELECT ($1).*) n RETURNING r.ctid AS at, %s AS pk, %s AS payload',
+        shadow, columns, columns, image.pk, image.payload) INTO place USING NEW;
+    EXECUTE format('DELETE FROM %s WHERE ctid = $1', shadow) USING place.at;
+    PERFORM modak.record_change(watched, place.pk, key, NULL, place.payload);
+    IF current_setting('modak.explain', true) IN ('on', 'true', '1') THEN
+        RAISE NOTICE 'modak: row % of %.% goes to the delta', place.pk, entry.schema_name, entry.table_name;
+    END IF;
+    RETURN NULL;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION modak.divert_from_default() FROM PUBLIC;
+
+CREATE FUNCTION modak.stop_diverting(watched bigint) RETURNS boolean
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning
+AS $$
+DECLARE
+    leaf oid;
+BEGIN
+    DELETE FROM modak.diversions d WHERE d.table_id = watched RETURNING d.leaf_oid INTO leaf;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = leaf AND g.tgname = '~modak_divert') THEN
+        EXECUTE format('DROP TRIGGER "~modak_divert" ON %s', leaf::regclass);
+    END IF;
+    EXECUTE format('DROP TABLE IF EXISTS %s_default', modak.shadow_name(watched));
+    RETURN true;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION modak.stop_diverting(bigint) FROM PUBLIC;
+
+CREATE FUNCTION modak.divert_default(watched bigint, leaf oid) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning
+AS $$
+DECLARE
+    entry modak.tables;
+    keys int2[];
+    tier int2;
+BEGIN
+    IF EXISTS (
+        SELECT FROM modak.diversions d JOIN pg_trigger g ON g.tgrelid = d.leaf_oid AND g.tgname = '~modak_divert'
+        WHERE d.table_id = watched AND d.leaf_oid = leaf AND g.tgenabled = 'A'
+            AND g.tgfoid = 'modak.divert_from_default'::regproc
+    ) THEN
+        RETURN leaf::regclass;
+    END IF;
+    PERFORM modak.stop_diverting(watched);
+    SELECT * INTO STRICT entry FROM modak.tables t WHERE t.table_id = watched;
+    SELECT array_agg(own.attnum ORDER BY array_position(entry.pk_attnums, root.attnum))
+            FILTER (WHERE root.attnum = ANY (entry.pk_attnums)),
+        min(own.attnum) FILTER (WHERE root.attnum = entry.tier_attnum)
+    INTO keys, tier
+    FROM pg_attribute root JOIN pg_attribute own USING (attname)
+    WHERE root.attrelid = entry.relid AND own.attrelid = leaf;
+    -- Sorts last: the user's BEFORE triggers have had their say. Readers are not in its way, nor it in theirs.
+    EXECUTE format('DROP TRIGGER IF EXISTS "~modak_divert" ON %s', leaf::regclass);
+    EXECUTE format('CREATE TRIGGER "~modak_divert" BEFORE INSERT OR UPDATE ON %s FOR EACH ROW'
+        ' EXECUTE FUNCTION modak.divert_from_default(%L, %L, %L)', leaf::regclass, watched, keys, tier);
+    EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~modak_divert"', leaf::regclass);
+    PERFORM modak.make_default_shadow(watched, leaf);
+    INSERT INTO modak.diversions VALUES (watched, leaf, modak.shape(leaf));
+    RETURN leaf::regclass;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION modak.divert_default(bigint, oid) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION modak.modak_enable_transparent_writes(target regclass) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    entry CONSTANT modak.tables := modak.registered(target);
+    line modak.cutline;
+    leaves record;
+    ceiling bigint;
+    present regclass;
+    rest oid;
+BEGIN
+    PERFORM modak.require_owner(target);
+    SELECT p.partdefid INTO rest FROM pg_partitioned_table p
+    WHERE p.partrelid = target AND p.partstrat = 'r' AND p.partnatts = 1 AND p.partattrs[0] = entry.tier_attnum;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION '% is not partitioned by range of its tier key', target
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+    SELECT * INTO STRICT line FROM modak.cutline c WHERE c.table_id = entry.table_id;
+    IF rest <> 0 THEN
+        IF line.t IS NULL THEN
+            RAISE EXCEPTION '% has no cut-line to spill below', target USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'Create its first partition.';
+        ELSIF EXISTS (SELECT FROM pg_class c WHERE c.oid = rest AND c.relkind <> 'r') THEN
+            RAISE EXCEPTION 'partition % is in the way of transparent writes: it is no plain table', rest::regclass
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Make the DEFAULT partition a plain table.';
+        END IF;
+        RETURN modak.divert_default(entry.table_id, rest);
+    END IF;
+    PERFORM modak.stop_diverting(entry.table_id);
+    SELECT s.spill_oid INTO present FROM modak.spills s JOIN pg_inherits i ON i.inhrelid = s.spill_oid AND i.inhparent = target
+    WHERE s.table_id = entry.table_id;
+    IF FOUND THEN
+        RETURN present::text;
+    END IF;
+    leaves := modak.lowest_leaf(target, entry.axis);
+    IF leaves.in_the_way IS NOT NULL THEN
+        RAISE EXCEPTION 'partition % is in the way of the spill partition', leaves.in_the_way
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Historical rows go into that partition; detach it first.';
+    END IF;
+    -- Never above the cut-line: a delta row there would be hidden by the heap's side of the seam.
+    -- Nor above a leaf that hangs between detach and drop.
+    ceiling := least(leaves.lowest, line.t, (
+        SELECT min(p.lower_bound) FROM modak.partitions p WHERE p.table_id = entry.table_id AND p.state <> 'dropped'));
+    IF line.t IS NULL OR line.first_floor > ceiling THEN
+        RAISE EXCEPTION '% has no cut-line to spill below', target USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Create its first partition.';
+    END IF;
+    RETURN modak.attach_spill(entry.table_id, line.first_floor, ceiling);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION modak.modak_disable_transparent_writes(target regclass) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
+    SET client_min_messages = warning
+AS $$
+DECLARE
+    entry CONSTANT modak.tables := modak.registered(target);
+    diverted boolean;
+BEGIN
+    PERFORM modak.require_owner(target);
+    diverted := modak.stop_diverting(entry.table_id);
+    PERFORM modak.drop_spill(entry.table_id);
+    EXECUTE format('DROP TABLE IF EXISTS %s', modak.shadow_name(entry.table_id));
+    DELETE FROM modak.spills s WHERE s.table_id = entry.table_id;
+    RETURN FOUND OR diverted;
+END
+$$;
+
+-- What a statement touches: a DEFAULT partition takes the historical rows that an INSERT brings, or its trigger does.
+
+ALTER TYPE modak.explained ADD ATTRIBUTE rest oid, ADD ATTRIBUTE diverts boolean;
+
+CREATE OR REPLACE FUNCTION modak.explain_facts(relation regclass) RETURNS modak.explained
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    here modak.seam;
+    at modak.explained;
+    spilled_to bigint;
+BEGIN
+    SELECT t.relid, t.tier_attnum, s.spill_oid, s.upper_bound, nullif(p.partdefid, 0), d.leaf_oid IS NOT NULL
+    INTO at.root, at.tier, at.spill, spilled_to, at.rest, at.diverts
+    FROM modak.tables t LEFT JOIN modak.spills s USING (table_id)
+    LEFT JOIN pg_partitioned_table p ON p.partrelid = t.relid
+    LEFT JOIN modak.diversions d ON d.table_id = t.table_id AND d.leaf_oid = p.partdefid
+    WHERE t.relid = relation OR t.relid IN (SELECT a FROM pg_partition_ancestors(relation) a);
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    here := modak.seam_of(at.root);
+    at.name := here.name;
+    at.mode := here.mode;
+    at.axis := here.axis;
+    at.hot_sql := modak.hot_sql(here, 'k');
+    at.cold := CASE WHEN here.mode = 'mirrored' OR here.first_floor IS NULL THEN '{}' ELSE
+        int8multirange(int8range(greatest(here.first_floor, here.retention_line), here.t)) - here.heap END;
+    at.edge := modak.axis_literal(here.axis, upper(at.cold));
+    -- The spill partition stands for the rows below it: a plan without it asks for none of them.
+    at.edge_known := coalesce(spilled_to >= upper(at.cold), false);
+    RETURN at;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION modak.explain_insert(at modak.explained, node jsonb) RETURNS text
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    aside CONSTANT text := CASE
+        WHEN at.edge_known THEN 'through the spill partition to the delta, where insert means upsert'
+        WHEN at.diverts THEN 'through the DEFAULT partition to the delta, where insert means upsert'
+        WHEN at.rest IS NOT NULL THEN 'into the DEFAULT partition, where no read looks: use modak_upsert, or'
+            ' modak_enable_transparent_writes'
+        ELSE 'nowhere for want of a spill partition, and will be refused: use modak_upsert' END;
+    value text;
+    key bigint;
+    hot boolean;
+BEGIN
+    IF isempty(at.cold) THEN
+        RETURN format('%s: inserts into the heap.', at.name);
+    END IF;
+    -- Only a single row of constants shows its values in the plan; one row of VALUES is a Result with an output each.
+    IF jsonb_array_length(node -> 'Plans') = 1 AND node #>> '{Plans,0,Node Type}' = 'Result'
+        AND NOT node #> '{Plans,0}' ? 'Plans' THEN
+        value := (regexp_match(node #> '{Plans,0,Output}' ->> at.tier - 1,
+            '^(''[^'']*''::[a-z ]+([(][0-9][)][a-z ]*)?|-?[0-9]+)$'))[1];
+    END IF;
+    IF value IS NULL THEN
+        RETURN format('%s: inserts rows from %s on into the heap; older rows go %s. Cannot tell which rows it has.',
+            at.name, at.edge, aside);
+    END IF;
+    EXECUTE format('SELECT %s FROM (SELECT %s AS v) r', modak.axis_sql(at.axis, 'v'), value) INTO key;
+    EXECUTE format('SELECT %s FROM (SELECT %L::bigint) x(k)', at.hot_sql, key) INTO hot;
+    IF hot THEN
+        RETURN format('%s: inserts into the heap.', at.name);
+    ELSIF at.cold @> key THEN
+        RETURN format('%s: the row lies below %s and goes %s.', at.name, at.edge, aside);
+    ELSIF at.rest IS NOT NULL AND NOT at.diverts THEN
+        RETURN format('%s: the row lies below the retention line or before the history of the table and goes %s.', at.name,
+            aside);
+    END IF;
+    RETURN format('%s: the row lies below the retention line or before the history of the table, and will be refused.',
+        at.name);
+END
+$$;
