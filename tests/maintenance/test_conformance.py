@@ -256,6 +256,8 @@ def test_a_sweep_spares_what_others_begin_and_land_beside_its_listing(worn: Lake
     site, data = worn.site, Path(local_path(worn.table.location) or "", "data")
     writer, op_id = site.writer(worn.leader.epoch), new_op_id(site.clock)
     linked = data / f"op-{op_id}" / "stage" / "part.parquet"
+    # What the table has is old enough to be listed.
+    foreign.grow_old(str(data))
 
     def others() -> None:
         worn.add(5)
