@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from modak.runtime.leader import Leader
+from modak.tables.seam import delta
 from tests.tables.events import Events
 
 pytestmark = [pytest.mark.spark]
@@ -57,6 +59,11 @@ def test_the_plan_tells_which_tier_is_read(asked: Any) -> None:
         ("SELECT * FROM (SELECT java_method('java.lang.Thread', 'activeCount'))", "sql.not_allowed"),
         ("WITH x AS (SELECT try_reflect('java.lang.System', 'exit', 1)) SELECT * FROM x", "sql.not_allowed"),
         ("SELECT (SELECT max(reflect('java.lang.System', 'nanoTime')) FROM events)", "sql.not_allowed"),
+        ("SELECT max(1) OVER w WINDOW w AS (ORDER BY reflect('java.lang.System', 'nanoTime'))", "sql.not_allowed"),
+        ("FROM events |> SET body = reflect('java.lang.System', 'nanoTime')", "sql.not_allowed"),
+        ("SELECT * FROM stack(1, TABLE(SELECT reflect('java.lang.System', 'nanoTime')))", "sql.not_allowed"),
+        ("CALL modak.system.rollback_to_snapshot('modak.public.events', 1)", "sql.not_a_query"),
+        ("BEGIN SELECT 1; END", "sql.not_a_query"),
         ("SELECT TRANSFORM(id) USING 'cat' AS (x) FROM events", "sql.not_allowed"),
         ("SELECT * FROM other.some.thing", "sql.not_allowed"),
         ("SELECT * FROM IDENTIFIER('other.some.thing')", "sql.not_allowed"),
@@ -79,6 +86,39 @@ def test_what_is_no_query_or_reaches_further_is_refused(asked: Any, sql: str, co
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["code"] in (code, "sql.wrong")
     assert "localhost" not in answer.text
+
+
+@pytest.mark.parametrize("where", ["", "LOCAL "])
+@pytest.mark.parametrize("first", ["", "WITH x AS (SELECT 1) "])
+def test_a_query_writes_no_files(asked: Any, tmp_path: Path, first: str, where: str) -> None:
+    for path in ("query", "explain"):
+        answer = asked(f"{first}INSERT OVERWRITE {where}DIRECTORY '{tmp_path}/out' USING csv SELECT 'x'", path)
+        assert answer.json()["error"]["code"] == "sql.not_a_query"
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_text_shows_what_the_process_was_told(asked: Any) -> None:
+    text = "${env:PATH} ${system:user.home} ${spark.app.name}"
+    answer = asked(f"SELECT '{text}' AS it").json()
+    assert answer["rows"] == [[text]]
+    # Nor does a name that is put together by the parser hide another one.
+    assert asked("SELECT * FROM ${spark.nothing:-events}").json()["error"]["code"] == "sql.wrong"
+
+
+def test_older_states_of_the_lake_go_by_its_own_names(asked: Any, events: Events) -> None:
+    snapshot = events.site.reader.state(events.name).cutline.snapshot_id
+    text = f"SELECT count(*) FROM modak.modak.public.events VERSION AS OF {snapshot}"
+    assert asked(text).json()["rows"] == [["200"]]
+    refused = asked(f"SELECT count(*) FROM events VERSION AS OF {snapshot}").json()["error"]
+    assert refused["code"] == "sql.time_travel"
+
+
+def test_a_statement_of_postgres_ends_once_when_its_time_is_over(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = delta.delta_condition
+    monkeypatch.setattr(delta, "delta_condition", lambda *given: f"{condition(*given)} AND pg_sleep(60) IS NOT NULL")
+    monkeypatch.setattr("modak.postgres.arrow._asked_again", lambda *_: pytest.fail("it was asked again"))
+    answer = asked("SELECT * FROM events", timeout_seconds=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "sql.timeout")
 
 
 def test_a_query_that_takes_too_long_is_ended(asked: Any) -> None:

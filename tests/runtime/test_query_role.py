@@ -23,6 +23,7 @@ from modak.runtime.web.app import create_app
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.seam import delta
+from modak.tables.seam.heap import heap_frame
 from tests.runtime.conftest import led
 from tests.support.role import reader
 from tests.tables.conftest import settings_for
@@ -104,6 +105,39 @@ def test_every_partition_is_read_once_through_its_table(
     assert ask("SELECT count(*), max(ts) FROM events").json()["rows"] == [["453", "900"]]
 
 
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("RANGE (ts)", "FROM (MINVALUE) TO (100)", "FROM (100) TO (200)"),
+        ("RANGE (ts)", "FROM (MINVALUE) TO (100) PARTITION BY HASH (id)", "FROM (100) TO (200)"),
+        ("LIST (id)", "IN (1)", "IN (2)"),
+    ],
+)
+def test_a_partition_that_comes_while_a_table_is_read_is_not_seen(
+    ask: Ask, events: Events, guest: Dsn, how: str, first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = "id bigint, ts bigint, PRIMARY KEY (id, ts)"
+    events.sql(f"CREATE TABLE public.growing ({columns}) PARTITION BY {how}")
+    events.sql(f"CREATE TABLE public.growing_0 PARTITION OF public.growing FOR VALUES {first}")
+    if "HASH" in first:
+        events.sql(
+            "CREATE TABLE public.growing_00 PARTITION OF public.growing_0 FOR VALUES WITH (modulus 1, remainder 0)"
+        )
+    events.sql(f"CREATE TABLE public.coming ({columns})")
+    events.sql("INSERT INTO public.growing VALUES (1, 1); INSERT INTO public.coming VALUES (2, 150)")
+    register(events.site, RegisterRequest(TableName("public", "growing"), ("id", "ts"), "ts", mode="mirrored"))
+    events.sql(f"GRANT SELECT ON public.growing TO {guest.user}")
+
+    def attaching(*given: Any) -> Any:
+        events.sql(f"ALTER TABLE public.growing ATTACH PARTITION public.coming FOR VALUES {second}")
+        return heap_frame(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("modak.tables.seam.read.heap_frame", attaching)
+        assert ask("SELECT id FROM growing").json()["rows"] == [["1"]]
+    assert ask("SELECT id FROM growing ORDER BY id").json()["rows"] == [["1"], ["2"]]
+
+
 SHAPES = {
     "plain": ("id bigint PRIMARY KEY, ts bigint NOT NULL", "", "", "i"),
     "hashed": (
@@ -160,6 +194,11 @@ def test_a_table_without_a_grant_is_refused_with_its_lake(ask: Ask, guest: Dsn, 
         "SELECT * FROM secret",
         "SELECT * FROM secret WHERE ts < 100",
         "SELECT count(*) FROM events WHERE id IN (SELECT id FROM public.secret)",
+        "SELECT * FROM `Public`.SECRET",
+        "WITH secret AS (SELECT * FROM secret) SELECT * FROM secret",
+        "SELECT * FROM stack(1, TABLE(secret))",
+        "SELECT max(id) OVER w FROM events WINDOW w AS (ORDER BY (SELECT max(body) FROM secret))",
+        "FROM events |> SET body = (SELECT max(body) FROM secret)",
     ):
         answer = ask(sql, path)
         assert code_of(answer) == (403, "sql.not_granted")
@@ -176,6 +215,13 @@ def test_a_table_without_a_grant_is_refused_with_its_lake(ask: Ask, guest: Dsn, 
         "SELECT * FROM modak.modak.public.secret.files",
         "SELECT * FROM (WITH x AS (TABLE modak.modak.public.secret) SELECT * FROM x)",
         "SELECT * FROM modak.modak.public.secret VERSION AS OF 1",
+        "SELECT * FROM modak.modak.public.secret TIMESTAMP AS OF now()",
+        "SELECT * FROM stack(1, TABLE(modak.modak.public.secret))",
+        "SELECT * FROM stack(1, TABLE(SELECT * FROM modak.modak.public.secret))",
+        "SELECT max(id) OVER w FROM events WINDOW w AS (ORDER BY (SELECT max(body) FROM modak.modak.public.secret))",
+        "FROM events |> SET body = (SELECT max(body) FROM modak.modak.public.secret)",
+        "SELECT * FROM events, LATERAL (TABLE modak.modak.public.secret)",
+        "BEGIN SELECT * FROM modak.modak.public.secret; END",
         "SELECT * FROM IDENTIFIER('modak.modak.public.secret')",
         "SELECT * FROM IDENTIFIER('modak.' || 'modak.public.secret')",
         "EXECUTE IMMEDIATE 'SELECT * FROM modak.modak.public.secret'",
@@ -212,6 +258,24 @@ def test_without_the_delta_nothing_is_read(ask: Ask, events: Events, guest: Dsn)
     answer = ask("SELECT * FROM events")
     assert code_of(answer) == (403, "sql.not_granted")
     assert f'GRANT SELECT ON modak.delta TO "{guest.user}"' in answer.json()["error"]["hint"]
+    events.sql(f"GRANT SELECT ON modak.delta TO {guest.user}")
+    events.sql(f"REVOKE USAGE ON SCHEMA modak FROM PUBLIC, {guest.user}")
+    answer = ask("SELECT * FROM events")
+    assert code_of(answer) == (403, "sql.not_granted")
+    assert f'GRANT USAGE ON SCHEMA modak TO "{guest.user}"' in answer.json()["error"]["hint"]
+
+
+def test_a_table_that_has_gone_is_no_fault_of_the_server(ask: Ask, events: Events) -> None:
+    events.sql("DROP TABLE public.events")
+    for sql in ("SELECT * FROM events", "SELECT * FROM events WHERE ts < 100"):
+        assert code_of(ask(sql)) == (409, "postgres.no_such_table")
+
+
+def test_a_role_that_may_not_connect_is_told_by_the_names_of_the_settings(ask: Ask, events: Events, guest: Dsn) -> None:
+    events.sql(f"REVOKE CONNECT ON DATABASE {guest.dbname} FROM PUBLIC, {guest.user}")
+    answer = ask("SELECT * FROM events")
+    assert code_of(answer) == (503, "postgres.auth")
+    assert "MODAK_QUERY_PG_USER" in answer.json()["error"]["hint"]
 
 
 def test_explain_has_the_rights_of_the_role(ask: Ask, events: Events) -> None:

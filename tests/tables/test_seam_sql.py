@@ -63,6 +63,31 @@ ANSWERS: list[tuple[str, list[Row]]] = [
     ("select 1 as one", [(1,)]),
     ("values (1, 'a')", [(1, "a")]),
     ("select count(*) from (select * from events union all select * from side.events)", [(253,)]),
+    (
+        "select count(*) over w from events where id = 5 window w as (order by (select max(id) from side.events))",
+        [(1,)],
+    ),
+    ("select col0.label from stack(1, table(side.events)) where col0.id = 5", [("five",)]),
+    ("from events |> where id = 5 |> set body = (select max(label) from side.events) |> select body", [("six",)]),
+    (
+        "from events |> aggregate count(*) as n |> extend n + 1 as m |> drop n |> as x |> order by m |> limit 1",
+        [(251,)],
+    ),
+    ("select * from (select id % 2 as two from events) pivot (count(*) for two in (0, 1))", [(125, 125)]),
+    ("select v from (select 1 as a) unpivot (v for n in (a))", [(1,)]),
+    ("select count(*) from (select /*+ repartition(2) */ * from events distribute by id sort by ts)", [(250,)]),
+    (
+        "select id from events e lateral view explode(array(1, 2)) x as y where id < 1 order by id limit 1 offset 1",
+        [(0,)],
+    ),
+    (
+        "select s.label from events e, lateral (select label from side.events s where s.id = e.id) s order by 1",
+        [(None,), ("five",)],
+    ),
+    ("select count(*) from events group by cube(id > 9, ts > 9) having count(*) < 10", [(9,), (9,), (9,)]),
+    ("with recursive r as (select 1 as n union all select n + 1 from r where n < 3) select max(n) from r", [(3,)]),
+    ("select 1 except select 2 intersect select 3", [(1,)]),
+    ("select id from range(2) order by id limit all", [(0,), (1,)]),
 ]
 
 
@@ -105,6 +130,10 @@ def _flat(predicate: Any) -> list[Any]:
         ("-- hello\nset spark.x = 1", "SET is not a query"),
         ("create view v as select * from events", "CREATE is not a query"),
         ("from events insert into other select *", "FROM is not a query"),
+        ("insert overwrite directory '/tmp/x' using csv select 1", "INSERT is not a query"),
+        ("call modak.system.rollback_to_snapshot('modak.public.events', 1)", "CALL is not a query"),
+        ("execute immediate 'select 1'", "EXECUTE is not a query"),
+        ("begin select 1; end", "BEGIN is not a query"),
         ("select * from events version as of 1", "not AS OF another time"),
         ("selec 1", "(?i)syntax error"),
     ],

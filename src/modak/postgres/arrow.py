@@ -11,7 +11,9 @@ is the price of its version: the later ones end the whole process when a connect
 from __future__ import annotations
 
 import contextlib
+import math
 import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ class ArrowStream:
         self._sql = sql
         self._snapshot = snapshot
         self._session = _session(statement_millis)
+        self._ends = time.monotonic() + statement_millis / 1000 if statement_millis else math.inf
         self._connection: Any = None
         self._cursor: Any = None
         self._reader: Any = None
@@ -68,6 +71,9 @@ class ArrowStream:
                     # What goes wrong after the first row comes as an Arrow error, of one kind or the other.
                     if _NO_FIRST_ROW in str(error):
                         self.close()
+                        if time.monotonic() >= self._ends:
+                            # Asked again it would take as long once more.
+                            raise by_state("57014", "canceling statement due to statement timeout") from None
                         raise _asked_again(self._dsn, self._sql, self._snapshot, self._session) from None
                     raise _while_reading(self._dsn, error) from None
                 yield batch

@@ -55,6 +55,7 @@ _AUTH_SIGNS = (
     "no pg_hba.conf entry",
     "is not permitted to log in",
     "requested authentication method",
+    "permission denied for database",
 )
 
 _PREAMBLE = re.compile(r'^connection failed: |connection to server at "[^"]*"( \([^)]*\))?, port \d+ failed: |FATAL: +')

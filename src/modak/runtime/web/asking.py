@@ -13,6 +13,10 @@ from modak.runtime.web.queries import LONGEST_TEXT
 
 _MORE: dict[int | str, dict[str, Any]] = {
     **RESPONSES,
+    403: {
+        "model": Wrong,
+        "description": "The token does not allow this, or the role for queries may not read the table",
+    },
     408: {"model": Wrong, "description": "The query took too long"},
     429: {"model": Wrong, "description": "Too many queries at once"},
 }
@@ -53,7 +57,10 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/query", summary="Ask heap and lake as one", response_model=Answer)
     def query(question: Limited) -> dict[str, Any]:
-        """All tables are read at one moment. Only queries run; scripts, calls into Java and files by path do not."""
+        """All tables are read at one moment, with the rights of the role for queries where there is one.
+
+        Only queries run; scripts, calls into Java and files by path do not.
+        """
         return context.queries.ask(question.sql, question.max_rows, question.timeout_seconds)
 
     @routes.post("/explain", summary="Which tier a query reads")

@@ -1,8 +1,8 @@
 """Errors over HTTP: `{"error": {"code", "message", "hint"}}` and a status that says whose turn it is.
 
-400 the request is wrong, 401 and 403 about tokens, 404 and 405 about addresses, 409 the state of things does not allow
-it now, 413 its body is too large, 429 too much at once, 503 Postgres or the engine is away, 500 a fault of ours
-(logged, and not shown).
+400 the request is wrong, 401 and 403 about tokens and what the role for queries may read, 404 and 405 about addresses,
+409 the state of things does not allow it now, 413 its body is too large, 429 too much at once, 503 Postgres or the
+engine is away, 500 a fault of ours (logged, and not shown).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _BY_CODE = {
     "sql.timeout": 408,
     "measurements.name": 400,
     "sql.failed": 400,
+    "postgres.no_such_table": 409,
     "sql.not_granted": 403,
     "sql.row_security": 403,
 }

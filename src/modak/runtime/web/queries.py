@@ -20,7 +20,7 @@ import psycopg
 
 from modak.core.errors import ModakError, Refused, UsageError
 from modak.spark.pushdown import items, simple_name
-from modak.tables.seam.mentions import SUBQUERIES, Statement, understand, wrong
+from modak.tables.seam.mentions import Anatomy, Statement, understand, wrong
 from modak.tables.seam.pinned import Point
 from modak.tables.seam.query import query, scans, schemas_of
 from modak.tables.seam.reader import Reader
@@ -125,7 +125,7 @@ class Queries:
         try:
             spark = self._site.spark.newSession()
             self._site.use_catalog(spark)
-            spark.conf.set("spark.sql.runSQLOnFiles", "false")
+            _restrict(spark)
             refuse_unsafe(spark, text.strip().rstrip(";"), self._catalogs)
             yield spark
         finally:
@@ -153,6 +153,15 @@ def _analysed(spark: SparkSession, text: str) -> list[dict[str, Any]]:
     return []
 
 
+def _restrict(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    spark.conf.set("spark.sql.runSQLOnFiles", "false")
+    # ${env:…} and ${system:…} would show what this process was told.
+    spark.conf.set("spark.sql.variable.substitute", "false")
+    # The parser by itself goes by the session of its thread, and has to read what will run.
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def refuse_unsafe(spark: SparkSession, text: str, catalogs: frozenset[str]) -> None:
     """Refuse a statement that could reach beyond the tables and these catalogs."""
     java: Any = spark._jsparkSession
@@ -160,10 +169,10 @@ def refuse_unsafe(spark: SparkSession, text: str, catalogs: frozenset[str]) -> N
         plan = java.sessionState().sqlParser().parsePlan(text)
     except Exception as error:
         raise wrong(error) from None
-    _look(plan, catalogs)
+    _look(Anatomy(spark), plan, catalogs)
 
 
-def _look(node: Any, catalogs: frozenset[str]) -> None:
+def _look(anatomy: Anatomy, node: Any, catalogs: frozenset[str]) -> None:
     kind = simple_name(node)
     if kind in _REFUSED_NODES:
         raise _unsafe(_REFUSED_NODES[kind])
@@ -175,27 +184,12 @@ def _look(node: Any, catalogs: frozenset[str]) -> None:
         name = str(list(items(node.name()))[-1]).lower()
         if name not in _TABLE_FUNCTIONS:
             raise _unsafe(f"the function {name}")
-    if kind == "UnresolvedWith":
-        for relation in items(node.cteRelations()):
-            _look(relation._2(), catalogs)
-    for expression in items(node.expressions()):
-        _look_inside(expression, catalogs)
-    for child in items(node.children()):
-        _look(child, catalogs)
-
-
-def _look_inside(expression: Any, catalogs: frozenset[str]) -> None:
-    kind = simple_name(expression)
-    if kind in _REFUSED_NODES:
-        raise _unsafe(_REFUSED_NODES[kind])
     if kind == "UnresolvedFunction":
-        name = [str(part).lower() for part in items(expression.nameParts())][-1]
+        name = [str(part).lower() for part in items(node.nameParts())][-1]
         if name in _REFUSED_FUNCTIONS:
             raise _unsafe(f"the function {name}")
-    if kind in SUBQUERIES:
-        _look(expression.plan(), catalogs)
-    for child in items(expression.children()):
-        _look_inside(child, catalogs)
+    for part in anatomy.parts(node):
+        _look(anatomy, part, catalogs)
 
 
 def _unsafe(what: str) -> UsageError:

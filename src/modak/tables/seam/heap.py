@@ -67,6 +67,8 @@ def _queries(
             conditions = [*([asked] if asked else []), *_hot_only(table, leaf)]
             if source is not leaf:
                 conditions += _alone(table, leaf)
+            elif leaf.oid == table.heap.oid and table.heap.partition_strategy:
+                conditions.append(_described(table))
             if len(pages) > 1:
                 conditions.insert(0, ctid_predicate(split))
             where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -104,6 +106,14 @@ def _alone(table: PinnedTable, leaf: Leaf) -> Iterator[str]:
     yield f"tableoid = '{leaf.oid}'::oid"
     yield _edge(table, ">=", leaf.lower)
     yield _edge(table, "<", leaf.upper)
+
+
+def _described(table: PinnedTable) -> str:
+    """The partitions that the table had at the point: others may come while it is read."""
+    leaves = table.heap.leaves
+    alone = ", ".join(f"'{leaf.oid}'::oid" for leaf in leaves if leaf.kind != "p")
+    inner = [f"SELECT relid FROM pg_partition_tree('{leaf.oid}'::oid)" for leaf in leaves if leaf.kind == "p"]  # noqa: S608
+    return f"({' OR '.join(f'tableoid IN ({each})' for each in (alone, *inner) if each) or 'false'})"
 
 
 def _edge(table: PinnedTable, compared: str, edge: TierKey) -> str:

@@ -20,10 +20,88 @@ if TYPE_CHECKING:
 
 _PART = r"(?:`(?:[^`]|``)+`|\w+)"
 _NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})?")
-_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
-_COMMANDS = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement")
+_QUERIES = frozenset(
+    {
+        "Aggregate",
+        "Distinct",
+        "Except",
+        "Filter",
+        "Generate",
+        "GlobalLimit",
+        "Intersect",
+        "Join",
+        "LateralJoin",
+        "LimitAll",
+        "LocalLimit",
+        "LocalRelation",
+        "Offset",
+        "OneRowRelation",
+        "PipeOperator",
+        "Pivot",
+        "PlanWithUnresolvedIdentifier",
+        "Project",
+        "RelationTimeTravel",
+        "RepartitionByExpression",
+        "Sample",
+        "ScriptTransformation",
+        "Sort",
+        "SubqueryAlias",
+        "Union",
+        "Unpivot",
+        "UnresolvedHaving",
+        "UnresolvedHint",
+        "UnresolvedInlineTable",
+        "UnresolvedRelation",
+        "UnresolvedSubqueryColumnAliases",
+        "UnresolvedTVFAliases",
+        "UnresolvedTableValuedFunction",
+        "UnresolvedWith",
+        "WithWindowDefinition",
+    }
+)
+"""What Spark's parser makes of queries, as a list: some of what does more than read is no command to Spark."""
 SUBQUERIES = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery", "DynamicPruningSubquery"})
-"""Expressions that hold a query of their own."""
+"""Expressions of an analysed plan that hold a query of their own."""
+
+
+class Anatomy:
+    """What the nodes of a parsed statement are made of.
+
+    Spark does not count all of it among a node's children and expressions: not the windows that a query names, nor the
+    tables that functions get, nor the values of `|> SET`.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        found = jvm.java.lang.Class.forName
+        self._node = found("org.apache.spark.sql.catalyst.trees.TreeNode")
+        self._plan = found("org.apache.spark.sql.catalyst.plans.logical.LogicalPlan")
+        self._many = found("scala.collection.Iterable")
+        self._product = found("scala.Product")
+
+    def is_plan(self, node: Any) -> bool:
+        """Whether it is part of the plan itself, and not an expression."""
+        return bool(self._plan.isInstance(node))
+
+    def parts(self, node: Any) -> Iterator[Any]:
+        """The plans and expressions right below a node."""
+        if simple_name(node) != "Literal":
+            yield from self._fields(node)
+
+    def _fields(self, product: Any) -> Iterator[Any]:
+        for at in range(product.productArity()):
+            yield from self._nodes(product.productElement(at))
+
+    def _nodes(self, value: Any) -> Iterator[Any]:
+        if not hasattr(value, "getClass"):
+            return
+        if self._node.isInstance(value):
+            yield value
+        elif self._many.isInstance(value):
+            for each in items(value.toSeq()):
+                yield from self._nodes(each)
+        elif self._product.isInstance(value):
+            yield from self._fields(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +119,17 @@ class _Search:
 
     text: str
     known: Mapping[TableName, object]
-    commands: Sequence[Any]
+    anatomy: Anatomy
     found: list[Mention] = field(default_factory=list)
     expressions: set[str] = field(default_factory=set)
 
     def plan(self, node: Any, hidden: frozenset[str]) -> None:
         kind = simple_name(node)
-        if any(command.isInstance(node) for command in self.commands):
+        if kind not in _QUERIES:
             raise refused(self.text)
         if kind == "UnresolvedRelation":
             self._relation(node, hidden)
-        elif kind == "RelationTimeTravel":
+        elif kind == "RelationTimeTravel" and _registered(_written(node.relation()), self.known):
             raise UsageError(
                 "sql.time_travel",
                 "A table across the seam is read as it is now, not AS OF another time.",
@@ -64,19 +142,14 @@ class _Search:
                 self.expressions.add(str(relation._1()).lower())
             self.plan(node.child(), hidden)
             return
-        for child in items(node.children()):
-            self.plan(child, hidden)
-        for expression in items(node.expressions()):
-            self._subqueries(expression, hidden)
+        self._below(node, hidden)
 
-    def _subqueries(self, expression: Any, hidden: frozenset[str]) -> None:
-        if simple_name(expression) in SUBQUERIES:
-            self.plan(expression.plan(), hidden)
-        for child in items(expression.children()):
-            self._subqueries(child, hidden)
+    def _below(self, node: Any, hidden: frozenset[str]) -> None:
+        for part in self.anatomy.parts(node):
+            (self.plan if self.anatomy.is_plan(part) else self._below)(part, hidden)
 
     def _relation(self, node: Any, hidden: frozenset[str]) -> None:
-        parts = [str(part) for part in items(node.multipartIdentifier())]
+        parts = _written(node)
         if len(parts) == 1 and parts[0].lower() in hidden:
             return
         table = _registered(parts, self.known)
@@ -101,8 +174,7 @@ class Statement:
 def understand(spark: SparkSession, text: str, known: Mapping[TableName, object]) -> Statement:
     """Parse a statement, and put a view's name wherever it names a registered table."""
     java: Any = spark._jsparkSession
-    jvm: Any = spark._jvm
-    search = _Search(text, known, [jvm.java.lang.Class.forName(name) for name in _COMMANDS])
+    search = _Search(text, known, Anatomy(spark))
     try:
         search.plan(java.sessionState().sqlParser().parsePlan(text), frozenset())
     except ModakError:
@@ -152,8 +224,14 @@ def _until_plan(lines: Sequence[str]) -> Iterator[str]:
         yield line
 
 
+def _written(relation: Any) -> list[str]:
+    """The parts of a relation's name; none for one whose name is made only later."""
+    named = simple_name(relation) == "UnresolvedRelation"
+    return [str(part) for part in items(relation.multipartIdentifier())] if named else []
+
+
 def _registered(parts: Sequence[str], known: Mapping[TableName, object]) -> TableName | None:
-    if len(parts) > 2:
+    if len(parts) not in (1, 2):
         return None
     schema, name = parts if len(parts) == 2 else ("public", parts[0])
     for candidate in (TableName(schema, name), TableName(schema.lower(), name.lower())):

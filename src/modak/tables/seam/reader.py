@@ -24,7 +24,11 @@ SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privil
        row_security_active(c.oid)
 FROM pg_class c WHERE c.oid = ANY(%s)
 """
-_DELTA = "SELECT has_table_privilege('modak.delta', 'SELECT')"
+# By its number: the name of a table in a schema that is closed to the role would be an error.
+_DELTA = """
+SELECT has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'modak' AND c.relname = 'delta'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +105,5 @@ def admit(reader: Reader, tables: Sequence[TableRecord]) -> None:
         raise Refused(
             "sql.not_granted",
             f"The role {reader.dsn.user} may not read modak.delta, where corrections of old rows wait.",
-            hint=f"GRANT SELECT ON modak.delta TO {role};",
+            hint=f"GRANT USAGE ON SCHEMA modak TO {role}; GRANT SELECT ON modak.delta TO {role};",
         )
