@@ -62,6 +62,7 @@ ANSWERS: list[tuple[str, list[Row]]] = [
     ("select count(*) from events where 1 = 0", [(0,)]),
     ("select 1 as one", [(1,)]),
     ("values (1, 'a')", [(1, "a")]),
+    ("select '${env:PATH}' as written, body from events where id = 5", [("${env:PATH}", "corrected")]),
     ("select count(*) from (select * from events union all select * from side.events)", [(253,)]),
     (
         "select count(*) over w from events where id = 5 window w as (order by (select max(id) from side.events))",

@@ -65,6 +65,8 @@ def launch_conf(settings: SparkOptions, home: Path, jars: tuple[Path, ...]) -> d
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.session.timeZone": "UTC",
+        # SQL means what is written: ${…} stands for nothing else, least of all for the environment.
+        "spark.sql.variable.substitute": "false",
         "spark.sql.shuffle.partitions": str(cores()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
