@@ -73,7 +73,7 @@ def tier(writer: CatalogWriter, op_id: OpId, table: Built, **changes: Any) -> No
         tx.advance(table.table_id, changes.get("from_t", 0), 100, 2, NEW)
         names = changes.get("names", [f"{table.name.name}_0"])
         tx.partitions(table.table_id, names, PartitionState.TIERING, PartitionState.TIERED)
-        tx.require_no_new_pins(table.table_id, 1, changes.get("tagged", ()))
+        tx.require_no_new_pins(table.table_id, {1, *changes.get("untagged", ())} - {*changes.get("tagged", ())})
         tx.count(rows=5)
         tx.tidy_later(obsolete=["file:///lake/old.json"])
 

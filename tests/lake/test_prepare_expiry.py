@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from modak.core.errors import Conflict
+from modak.core.errors import Conflict, Refused
 from modak.lake.changes import Append, CreateTag, DeleteRange, ExpireSnapshots, RemoveTag, RowDelta, SetProperties
 from modak.lake.model import LakeName, Prepared, Vector, data_folder, pin_tag
 from modak.storage import Store, local_path, normal
@@ -104,6 +104,37 @@ def test_what_another_tool_has_deleted_of_expired_snapshots_is_passed_over(lab: 
     assert list(again.files()) == []
     assert {uri for uri in again.metadata if "snap-" not in uri} == set()
     assert lab.pyiceberg(name) == rows(150)
+
+
+def test_files_of_a_layout_that_another_tool_has_cleaned_away_are_found(lab: Lab, name: LakeName) -> None:
+    lab.java_table(name).updateSpec().removeField("at_trunc").commit()
+    lab.commit(name, DeleteRange("at", None, None))
+    lab.foreign(name, ())
+    prepared = lab.commit(name, ExpireSnapshots(tuple(lab.ids(name)[:-1])))
+    lab.java_table(name).expireSnapshots().expireOlderThan(0).cleanExpiredMetadata(True).commit()
+    assert len(lab.metadata(name)["partition-specs"]) == 1
+    assert len(_delete_freed(lab, name, prepared)) == 2
+
+
+def test_statistics_of_expired_snapshots_are_freed_and_those_of_others_stay(lab: Lab, name: LakeName) -> None:
+    first, _, last = lab.ids(name)
+    places = {each: f"{lab.table(name).location}/metadata/{each}.stats" for each in (first, last)}
+    for each, place in places.items():
+        Path(local_path(place) or "").write_bytes(b"how many there are")
+        blobs = lab.java.jvm.java.util.ArrayList()
+        about = lab.java.iceberg.GenericStatisticsFile(each, place, 18, 1, blobs)
+        lab.java_table(name).updateStatistics().setStatistics(about).commit()
+    prepared = lab.commit(name, ExpireSnapshots((first,)))
+    freed = lab.lake.freed(name, str(prepared.expired_from)).metadata
+    assert normal(places[first]) in freed
+    assert normal(places[last]) not in freed
+
+
+def test_a_metadata_file_of_another_table_frees_nothing(lab: Lab, name: LakeName) -> None:
+    prepared = lab.commit(lab.create(), Append(lab.write(name, rows(1))))
+    with pytest.raises(Refused) as refused:
+        lab.lake.freed(name, prepared.new_location)
+    assert refused.value.code == "lake.another_table"
 
 
 def test_rows_and_expiry_are_never_one_commit(lab: Lab, name: LakeName) -> None:

@@ -22,7 +22,7 @@ from modak.tables.maintenance.run import MaintenanceReport, PassReport, maintain
 from modak.tables.site import Site
 from tests.tables.corrections import Corrections
 from tests.tables.events import Events
-from tests.tables.invariants import Row
+from tests.tables.invariants import Invariants, Row
 
 
 @dataclass
@@ -95,6 +95,10 @@ class Lake:
         found = self.events.lake()
         assert len(found) == len(set(found)), "a row is in the lake twice"
         return set(found)
+
+    def check_files(self) -> None:
+        """Every file of the warehouse is needed, metadata included, and none is missing."""
+        Invariants(self.site.dsn, local_path(self.site.settings.lake.warehouse) or "").check_files()
 
 
 def did(report: MaintenanceReport, name: str) -> PassReport:

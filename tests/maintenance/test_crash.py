@@ -136,6 +136,7 @@ class Life:
         there = {entry.uri for entry in self.lake.site.store.list(f"{table.location}/data")}
         assert there == set(self.lake.site.lake.reachable(table.identifier))
         assert table.snapshot_id == self.lake.site.reader.state(self.lake.events.name).cutline.snapshot_id
+        self.lake.check_files()
 
 
 @pytest.fixture

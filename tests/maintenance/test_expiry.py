@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from modak.catalog import pins
+from modak.catalog.records import OpRecord
 from modak.core import faults
+from modak.core.errors import ModakError
 from modak.core.faults import Fault, InjectedFault
+from modak.core.states import OpPhase
 from modak.core.underway import working
-from modak.storage.uri import normal
+from modak.lake.model import LakeName
+from modak.storage.uri import local_path, normal
+from modak.tables.maintenance import erasures
 from modak.tables.maintenance.run import maintain
 from modak.tables.repair import repair
 from modak.tables.upkeep import trim_snapshots
@@ -153,6 +166,27 @@ def test_a_freed_file_that_somebody_adds_again_before_the_comparison_stays(aged:
     assert superfluous(aged) == set()
 
 
+def test_a_freed_file_that_lies_outside_the_tables_folder_is_not_ours_to_delete(aged: Lake) -> None:
+    site, table = aged.site, aged.table
+    (file,) = [found.file for found in aged.files() if found.lower == 100]
+    outside = Path(local_path(table.location) or "").with_name("elsewhere.parquet")
+    outside.write_bytes(Path(local_path(file.path) or "").read_bytes())
+    other = replace(file, json=file.json.replace(file.path, outside.as_uri()), path=outside.as_uri())
+    java = site.lake._java
+    for gone, added in ((file, other), (other, file)):
+        theirs = site.lake.java_table(table.identifier)
+        update = theirs.newRewrite().validateFromSnapshot(theirs.currentSnapshot().snapshotId())
+        for method, one in (("deleteFile", gone), ("addFile", added)):
+            handle = java.method(".RewriteFiles", method, ".RewriteFiles", ".DataFile").bindTo(update)
+            java.feed([one], theirs.specs(), java.consumer(handle))
+        update.commit()
+    assert normal(other.path) in set(site.lake.reachable(table.identifier))
+    assert did(aged.maintain(), "expiry").counters["files_deleted"] > 0
+    assert normal(other.path) not in set(site.lake.reachable(table.identifier))
+    assert outside.exists()
+    assert superfluous(aged) == set()
+
+
 def test_an_expiry_after_whose_crash_another_tool_has_swept_comes_to_its_end(aged: Lake) -> None:
     with pytest.raises(InjectedFault):
         _struck(aged, "expiry.before_compare")
@@ -180,18 +214,193 @@ def test_an_expiry_whose_metadata_somebody_has_deleted_leaves_its_files_to_a_swe
     assert lake.rows() == original(1) | {(1, 1, "corrected")}
 
 
-def test_a_neighbour_that_expires_more_while_files_are_compared_is_in_nobodys_way(aged: Lake) -> None:
-    writer = aged.site.writer(aged.leader.epoch)
+@pytest.mark.parametrize("moment", ["expiry.before_compare", "expiry.before_delete"])
+def test_a_neighbour_that_expires_more_while_files_are_compared_is_in_nobodys_way(
+    aged: Lake, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    writer, again = aged.site.writer(aged.leader.epoch), list[int]()
+    monkeypatch.setattr("modak.tables.maintenance.freeing.pause", lambda times: again.append(times) or 0.0)
 
     def another() -> None:
         aged.correct(30, 31)
         aged.policy(**RETENTION, snapshot_max_count=1)
         assert trim_snapshots(aged.site, writer, aged.events.name)
 
-    acted = meanwhile("expiry.before_compare", another)
+    acted = meanwhile(moment, another)
     aged.maintain()
+    seen = [op for op in aged.site.reader.history(1) if op.kind == "expire" and op.landed]
     faults.watch(None)
     assert acted
     assert aged.table.snapshot_count == 1
+    assert [op.phase for op in seen] == [OpPhase.COMMITTED, OpPhase.DONE], "the later one waits for the earlier"
+    assert again == []
+    repair(aged.site, aged.leader.epoch)
     assert superfluous(aged) == set()
     assert aged.site.reader.unfinished_ops() == ()
+
+
+def _left(lake: Lake) -> OpRecord:
+    """An expiry that has landed and deleted nothing yet."""
+    with pytest.raises(InjectedFault):
+        _struck(lake, "expiry.before_compare")
+    (left,) = [op for op in lake.site.reader.unfinished_ops() if op.kind == "expire"]
+    return left
+
+
+@contextlib.contextmanager
+def pointing_at(lake: Lake, metadata_location: str) -> Iterator[None]:
+    """Somebody changes the pointer by hand, and afterwards sets it right."""
+    right = lake.table.metadata_location
+    statement = "UPDATE modak_iceberg.iceberg_tables SET metadata_location = '{}'"
+    lake.events.sql(statement.format(metadata_location))
+    yield
+    lake.events.sql(statement.format(right))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before trying again."""
+    monkeypatch.setattr("modak.tables.maintenance.freeing.pause", lambda _: 0.0)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_while_the_lake_has_not_what_is_published_no_freed_file_goes(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    _left(lake)
+    assert lake.table.oldest_metadata is not None
+    there = set(lake.site.store.list(lake.table.location))
+    with pointing_at(lake, lake.table.oldest_metadata):
+        repair(lake.site, lake.leader.epoch)
+        assert set(lake.site.store.list(lake.table.location)) == there
+    assert len(lake.site.reader.unfinished_ops()) == 1
+    repair(lake.site, lake.leader.epoch)
+    assert lake.site.reader.unfinished_ops() == ()
+    assert superfluous(lake) == set()
+    assert lake.rows() == original(1) | {(1, 1, "corrected")}
+
+
+@pytest.mark.usefixtures("hasty")
+def test_while_the_lake_has_not_what_a_reader_has_pinned_no_freed_file_goes(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    left = _left(lake)
+    pin = pins.begin(lake.site.dsn, lake.events.name)
+    gone = next(each.id for each in lake.site.lake.snapshots(lake.site.lake.load_at(*_named(lake, left))))
+    lake.events.sql(f"UPDATE modak.read_pins SET snapshot_id = {gone}")
+    there = set(lake.site.store.list(lake.table.location))
+    repair(lake.site, lake.leader.epoch)
+    assert set(lake.site.store.list(lake.table.location)) == there
+    with lake.site.connect() as conn:
+        pins.end(conn, pin.pin_id)
+    repair(lake.site, lake.leader.epoch)
+    assert lake.site.reader.unfinished_ops() == ()
+    assert superfluous(lake) == set()
+
+
+def _named(lake: Lake, left: OpRecord) -> tuple[LakeName, str]:
+    return lake.table.identifier, str(left.cleanup["expired_from"])
+
+
+def test_an_expiry_takes_nothing_once_another_table_has_the_name(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    left = _left(lake)
+    folder = Path(local_path(lake.table.location) or "", "metadata")
+    another = json.loads(Path(local_path(lake.table.metadata_location) or "").read_text())
+    another |= {"table-uuid": str(uuid.uuid4())}
+    (folder / "00000-another.metadata.json").write_text(json.dumps(another))
+    there = set(lake.site.store.list(f"{lake.table.location}/data"))
+    with pointing_at(lake, (folder / "00000-another.metadata.json").as_uri()):
+        repair(lake.site, lake.leader.epoch)
+        assert left.op_id not in {op.op_id for op in lake.site.reader.unfinished_ops()}
+    assert set(lake.site.store.list(f"{lake.table.location}/data")) == there
+
+
+@pytest.mark.usefixtures("hasty")
+def test_other_work_goes_on_while_files_cannot_be_compared(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    _left(lake)
+
+    def failing(*_: object) -> None:
+        raise ModakError("lake.failed", "a manifest cannot be read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(lake.site.lake), "freed", failing)
+        lake.correct(2)
+        repair(lake.site, lake.leader.epoch)
+    assert [op.kind for op in lake.site.reader.unfinished_ops()] == ["expire"]
+    assert lake.rows() == original(1, 2) | {(key, key, "corrected") for key in (1, 2)}
+    repair(lake.site, lake.leader.epoch)
+    assert lake.site.reader.unfinished_ops() == ()
+    assert superfluous(lake) == set()
+
+
+@pytest.mark.parametrize("noted", ["freed", "expired"])
+def test_an_expiry_that_an_older_version_has_journaled_by_names_comes_to_its_end(lake: Lake, noted: str) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    left = _left(lake)
+    freed = lake.site.lake.freed(*_named(lake, left))
+    names = json.dumps([*freed.files(), *freed.metadata])
+    lake.events.sql(
+        f"UPDATE modak.op_log SET cleanup = cleanup - 'expired_from' || '{{\"{noted}\": {names}}}'"
+        f" WHERE op_id = '{left.op_id}'"
+    )
+    repair(lake.site, lake.leader.epoch)
+    assert lake.site.reader.unfinished_ops() == ()
+    lake.check_files()
+    assert lake.rows() == original(1) | {(1, 1, "corrected")}
+
+
+def test_while_a_pin_keeps_an_expiry_open_its_files_are_deleted_once(lake: Lake) -> None:
+    lake.policy(**RETENTION, rewrite_enabled=False, delete_compaction_enabled=False)
+    java = lake.site.lake.java_table(lake.table.identifier)
+    java.updateProperties().set("write.metadata.previous-versions-max", "1").commit()
+    lake.correct(1)
+    pin = pins.begin(lake.site.dsn, lake.events.name)
+    lake.correct(2)
+    assert did(lake.maintain(), "expiry").counters["files_deleted"] > 0
+    (left,) = [op for op in lake.site.reader.unfinished_ops() if op.kind == "expire"]
+    assert normal(pin.metadata_location) in left.cleanup["obsolete"]
+    seen: list[str] = []
+    faults.watch(seen.append)
+    repair(lake.site, lake.leader.epoch)
+    faults.watch(None)
+    assert "storage.deleting" not in seen
+    with lake.site.connect() as conn:
+        pins.end(conn, pin.pin_id)
+    repair(lake.site, lake.leader.epoch)
+    assert left.op_id not in {op.op_id for op in lake.site.reader.unfinished_ops()}
+    assert not lake.site.store.exists(pin.metadata_location)
+
+
+def test_a_snapshot_that_a_reader_is_just_pinning_is_not_trimmed(lake: Lake) -> None:
+    writer = lake.site.writer(lake.leader.epoch)
+    lake.correct(1)
+    with lake.site.connect() as reader:
+        row = reader.execute("SELECT snapshot_id FROM modak.modak_read_begin('public.events')").fetchone()
+        lake.correct(2)
+        lake.correct(3)
+        lake.policy(**RETENTION, snapshot_max_count=1)
+        assert trim_snapshots(lake.site, writer, lake.events.name) == 0
+        reader.commit()
+    assert row is not None
+    assert row[0] in {each.id for each in lake.site.lake.snapshots(lake.table)}
+    assert trim_snapshots(lake.site, writer, lake.events.name) > 0
+    assert row[0] in {each.id for each in lake.site.lake.snapshots(lake.table)}
+    assert superfluous(lake) == set()
+
+
+def test_an_erasure_has_not_ended_while_files_of_expired_snapshots_are_there(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    writer, name = lake.site.writer(lake.leader.epoch), lake.events.name
+    asked = erasures.ask(lake.site, name, "id = 5")
+    lake.delete(5)
+    erasures.erased(writer, asked, 0, {})
+    _left(lake)
+    assert erasures.finish(lake.site, writer, name) == 1
+    repair(lake.site, lake.leader.epoch)
+    assert erasures.finish(lake.site, writer, name) == 0
+    assert superfluous(lake) == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from modak.core import faults
 from modak.runtime.leader import Leader
 from modak.tables.maintenance.erase import erase_rows
 from modak.tables.registration.register import register
@@ -11,7 +12,7 @@ from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
 from modak.tables.tiering.run import tier
 from tests.maintenance import foreign
-from tests.maintenance.lake import Lake, did, original
+from tests.maintenance.lake import Lake, did, meanwhile, original
 from tests.profiles.test_life import lake_rows
 from tests.tables.events import Events
 
@@ -59,3 +60,33 @@ def test_rows_on_s3_are_erased_from_every_snapshot(remote_lake: Lake) -> None:
     done = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id = 3")
     assert (done.lake_rows, done.waiting, done.found) == (1, 0, 0)
     assert lake_rows(lake.site, lake.events.name) == original(3)
+
+
+@pytest.mark.parametrize("engine", ["embedded", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("gone", ["manifests", "lists", "before"])
+def test_an_expiry_on_s3_passes_over_what_another_tool_has_removed_meanwhile(
+    remote_lake: Lake, engine: str, gone: str
+) -> None:
+    lake = remote_lake
+    lake.engine = engine
+    lake.policy(snapshot_retention_hours=0, snapshot_min_retained=1)
+    lake.correct(3)
+    lake.correct(4)
+    site = lake.site
+
+    def another() -> None:
+        (left,) = [op for op in site.reader.unfinished_ops() if op.kind == "expire"]
+        before = left.cleanup["expired_from"]
+        freed = site.lake.freed(lake.table.identifier, before)
+        lists = [uri for uri in freed.metadata if "snap-" in uri]
+        assert lists
+        manifests = sorted({*freed.metadata} - {*lists})
+        assert manifests
+        site.store.delete({"manifests": manifests, "lists": lists, "before": [before]}[gone])
+
+    acted = meanwhile("expiry.before_compare", another)
+    assert did(lake.maintain(), "expiry").changed
+    faults.watch(None)
+    assert acted
+    assert site.reader.unfinished_ops() == ()
+    assert lake_rows(site, lake.events.name) == original(3, 4) | {(key, key, "corrected") for key in (3, 4)}

@@ -25,6 +25,7 @@ from modak.tables import status
 from modak.tables.foreign import accept
 from modak.tables.landing import land
 from modak.tables.tidy import finish_operations, tidy_landed
+from modak.tables.upkeep import release_tags
 from tests.tables import readers
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
@@ -134,6 +135,26 @@ def test_a_pin_taken_between_prepare_and_commit_gets_its_tag(events: Events, lea
     assert tags(events) == {pin_tag(before or 0): before}
     op = events.site.reader.history(events.site.reader.state(events.name).table.table_id, 1)[0]
     assert op.attempt == 2
+
+
+def test_a_pin_that_is_not_committed_yet_keeps_its_tag_whatever_is_committed(events: Events, leader: Leader) -> None:
+    events.register()
+    events.tier(leader)
+    before = events.site.reader.state(events.name).cutline.snapshot_id or 0
+    with events.site.connect() as reader:
+        reader.execute("SELECT modak_read_begin(%s::regclass)", (str(events.name),))
+        for _ in range(3):
+            age(events, leader)
+            assert pin_tag(before) in tags(events)
+        lapsed = pins.begin(events.site.dsn, events.name)
+        age(events, leader)
+        with events.site.connect() as conn:
+            assert pins.end(conn, lapsed.pin_id)
+        assert not release_tags(events.site, events.site.writer(leader.epoch), events.name)
+        assert {pin_tag(before), pin_tag(lapsed.snapshot_id or 0)} <= tags(events).keys()
+    assert pin_tag(before) in tags(events)
+    age(events, leader)
+    assert tags(events) == {pin_tag(before): before}
 
 
 def test_a_lapsed_pin_loses_its_tag(events: Events, leader: Leader) -> None:

@@ -13,6 +13,7 @@ from modak.core.names import TableName
 from modak.runtime import demo
 from modak.runtime.leader import Leader
 from modak.tables.fold.run import fold
+from modak.tables.observe import sync
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.site import Site
@@ -298,6 +299,22 @@ def test_a_pin_keeps_the_names_of_its_metadata_file_while_the_lake_follows(corre
         (later,) = conn.execute(corrected.code("sql", "modak_read_begin(")).fetchall()
         columns = corrected.code("sql", "modak_read_columns(").replace(":pin_id", str(later[0]))
         assert [(name, lake) for name, lake, _ in conn.execute(columns)] == [(n, n) for n, _, _ in names]
+
+
+def test_a_table_from_before_names_were_written_down_gets_them_with_its_next_pass(
+    corrected: Page, leader: Leader
+) -> None:
+    site = corrected.site
+    with site.connect(autocommit=True) as conn:
+        (known,) = conn.execute("SELECT numbers, names FROM modak.lake_columns").fetchall()
+        conn.execute("DELETE FROM modak.lake_columns")
+        (taken,) = conn.execute(corrected.code("sql", "modak_read_begin(")).fetchall()
+        sync(site, conn, site.writer(leader.epoch), demo.TABLE)
+        assert conn.execute("SELECT numbers, names FROM modak.lake_columns").fetchall() == [known]
+        columns = corrected.code("sql", "modak_read_columns(").replace(":pin_id", str(taken[0]))
+        assert ("sort", "kind", None) in conn.execute(columns).fetchall()
+        images = conn.execute(f"SELECT payload FROM ({taken[5]}) d WHERE pk = '1'").fetchall()
+        assert images[0][0]["sort"] == "before"
 
 
 def modak_read(site: Site, columns: list[str]) -> Any:

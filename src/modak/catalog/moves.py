@@ -72,9 +72,20 @@ _NOTE_COLUMNS: LiteralString = """
     ON CONFLICT (table_id) DO UPDATE SET numbers = excluded.numbers, names = excluded.names
     WHERE (l.numbers, l.names) IS DISTINCT FROM (excluded.numbers, excluded.names)
 """
+_NOTE_COLUMNS_OF: LiteralString = """
+    INSERT INTO modak.lake_columns (table_id, numbers, names)
+    SELECT c.table_id, %(numbers)s, %(names)s FROM modak.cutline c
+    WHERE c.table_id = %(table)s AND c.metadata_location = %(location)s
+    ON CONFLICT DO NOTHING
+"""
+_TELL_PINS: LiteralString = """
+    UPDATE modak.read_pins p SET lake_columns = to_jsonb(l) FROM modak.lake_columns l
+    WHERE l.table_id = %(table)s AND p.table_id = l.table_id AND p.lake_columns IS NULL
+        AND p.metadata_location = %(location)s
+"""
 _NEW_PINS: LiteralString = """
     SELECT count(*) FROM modak.read_pins
-    WHERE table_id = %s AND snapshot_id = %s AND expires_at > clock_timestamp()
+    WHERE table_id = %s AND snapshot_id = ANY (%s) AND expires_at > clock_timestamp()
 """
 _ADD_PARTITION: LiteralString = """
     INSERT INTO modak.partitions
@@ -171,6 +182,14 @@ def note_columns(conn: Conn, table_id: int, columns: LakeColumns) -> None:
     conn.execute(_NOTE_COLUMNS, (table_id, Jsonb(dict(columns.numbers)), list(columns.names)))
 
 
+def note_columns_of(conn: Conn, table_id: int, columns: LakeColumns, metadata_location: str) -> None:
+    """The same for a table of which none were written down, unless a commit does so first; its pins get to know."""
+    values = {"table": table_id, "numbers": Jsonb(dict(columns.numbers)), "names": list(columns.names)}
+    values["location"] = metadata_location
+    if conn.execute(_NOTE_COLUMNS_OF, values).rowcount:
+        conn.execute(_TELL_PINS, values)
+
+
 def step_partitions(
     conn: Conn, table_id: int, names: Collection[str], from_state: PartitionState, to_state: PartitionState
 ) -> None:
@@ -245,20 +264,18 @@ def forget_partition(conn: Conn, table_id: int, leaf_oid: int) -> None:
         raise Conflict("catalog.partition_moved", f"Leaf {leaf_oid} of table {table_id} is unknown or in the lake.")
 
 
-def require_no_new_pins(conn: Conn, table_id: int, snapshot_id: int | None, tagged: Collection[int]) -> None:
-    """Stop when a reader has pinned, or is pinning, the snapshot that is about to be superseded and no tag keeps it.
+def require_no_new_pins(conn: Conn, table_id: int, untagged: Collection[int]) -> None:
+    """Stop when a reader has pinned, or is pinning, a snapshot that neither the table nor a tag of ours will name.
 
     Readers hold the lock shared until their pin is committed. It is only tried: a reader who keeps a transaction open
-    must not hold up commits, and the next attempt brings a tag. Those who come later see the new snapshot.
+    must not hold up commits, and the next attempt keeps all tags. Those who come later see the new snapshot.
     """
-    if snapshot_id is None or snapshot_id in tagged:
+    if not untagged:
         return
     quiet = conn.execute("SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))", (table_id,)).fetchone()
-    row = conn.execute(_NEW_PINS, (table_id, snapshot_id)).fetchone()
+    row = conn.execute(_NEW_PINS, (table_id, list(untagged))).fetchone()
     if not (quiet and quiet[0]) or (row and row[0]):
-        raise Conflict(
-            "catalog.new_pin", f"A reader has pinned snapshot {snapshot_id} meanwhile: prepare it with a tag."
-        )
+        raise Conflict("catalog.new_pin", "A reader has pinned a snapshot meanwhile: prepare it with a tag.")
 
 
 def set_frozen(conn: Conn, table_id: int, foreign: Mapping[str, Any] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from modak.catalog import delta, expiry, moves
-from modak.catalog.records import Cutline, NewPartition
+from modak.catalog.records import Cutline, LakeColumns, NewPartition
 from modak.core.axis import TierKey
 from modak.core.states import PartitionState
 
@@ -51,6 +51,10 @@ class StepTransaction:
     def note_problem(self, table_id: int, name: str, problem: str | None) -> bool:
         """Show a partition's problem in the status, or take it away; whether that is news."""
         return moves.note_problem(self.conn, table_id, name, problem)
+
+    def note_columns(self, table_id: int, columns: LakeColumns, metadata_location: str) -> None:
+        """Write down the names that a metadata file has, where none are known and readers are given this file."""
+        moves.note_columns_of(self.conn, table_id, columns, metadata_location)
 
     def move(self, was: Cutline, becomes: Cutline) -> None:
         """Move any of T, S, F, R from exactly the lines read."""

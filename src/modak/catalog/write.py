@@ -138,9 +138,9 @@ class CommitTransaction:
         """Stop while anybody holds a pin; nobody can take one until this has landed."""
         self.steps.append(lambda conn: expiry.require_no_pins(conn, table_id))
 
-    def require_no_new_pins(self, table_id: int, snapshot_id: int | None, tagged: Collection[int]) -> None:
-        """Stop when the superseded snapshot was pinned meanwhile and is not tagged."""
-        self.steps.append(lambda conn: moves.require_no_new_pins(conn, table_id, snapshot_id, tagged))
+    def require_no_new_pins(self, table_id: int, untagged: Collection[int]) -> None:
+        """Stop when one of the snapshots that no tag keeps from now on was pinned meanwhile."""
+        self.steps.append(lambda conn: moves.require_no_new_pins(conn, table_id, untagged))
 
     def require_not_frozen(self, table_id: int) -> None:
         """Stop when a foreign snapshot has frozen publication."""

@@ -83,12 +83,12 @@ def land(
         )
         try:
             with _turn(writer, op_id, record, attempt, begin) as tx:
-                prepared, columns = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
+                prepared, columns, untagged = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
                 tx.require_not_frozen(record.table_id)
                 tx.require_key_labels(record.table_id)
                 tx.publish(prepared)
                 tx.note_columns(record.table_id, columns)
-                tx.require_no_new_pins(record.table_id, state.cutline.snapshot_id, prepared.tagged)
+                tx.require_no_new_pins(record.table_id, untagged)
                 within(tx, prepared, state)
                 tx.tidy_later(
                     attempt=attempt,
@@ -134,7 +134,7 @@ def _prepare(
     changes: Changes,
     kind: str,
     someone_pins: bool,
-) -> tuple[Prepared, LakeColumns]:
+) -> tuple[Prepared, LakeColumns, set[int]]:
     lake = site.lake.load(state.table.lake)
     if lake is None:
         raise Refused(
@@ -148,16 +148,19 @@ def _prepare(
     superseded = state.cutline.snapshot_id
     if someone_pins and superseded is not None:
         pinned.add(superseded)
-    stale = [RemoveTag(tag) for tag, kept in lake.tags.items() if tag.startswith(PIN_TAG) and kept not in pinned]
+    # Who is just pinning is not to be seen yet, and may be pinning any of these: then all tags stay for once.
+    stale = {} if someone_pins else {t: s for t, s in lake.tags.items() if t.startswith(PIN_TAG) and s not in pinned}
     reach("landing.before_prepare")
     wanted = changes(lake, state)
+    # A tag alone is no reason for a commit.
+    tag = pinned & {superseded} if stale or wanted else set()
     prepared = site.lake.prepare(
         state.table.lake,
         op_id,
         attempt,
         # Tags first: a snapshot that nobody pins any more may expire in the same commit.
-        [*stale, *wanted],
-        tag=pinned & {superseded},
+        [*map(RemoveTag, stale), *wanted],
+        tag=tag,
         kind=kind,
         published=PUBLISHED_TAG,
     )
@@ -165,4 +168,5 @@ def _prepare(
         # Prepared on a snapshot that nobody has looked at: it may have changed rows.
         raise Conflict("lake.changed_underneath", f"Somebody has committed to {state.table.lake} since we looked.")
     reach("landing.prepared")
-    return prepared, lake_columns_after(lake, wanted, state.table.relid)
+    untagged = {s for s in (superseded, *stale.values()) if s is not None and s not in prepared.tagged}
+    return prepared, lake_columns_after(lake, wanted, state.table.relid), untagged

@@ -24,6 +24,7 @@ from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.core.states import PartitionState
 from modak.postgres.describe import Leaf, PgTable, describe, high_water
+from modak.tables.columns import lake_columns
 from modak.tables.site import Site
 from modak.tables.tiering.plan import Partition, TableState
 
@@ -82,6 +83,7 @@ def sync(site: Site, conn: Conn, writer: CatalogWriter, name: TableName) -> None
     catalog = site.reader.state(name)
     record = catalog.table
     heap = _described(conn, record)
+    _note_columns(site, conn, writer, catalog)
     known = {part.leaf_oid: part for part in catalog.living()}
     here = {leaf.oid: leaf for leaf in heap.leaves if not leaf.is_spill and not leaf.is_default}
     new = [leaf for oid, leaf in here.items() if oid not in known]
@@ -100,6 +102,18 @@ def sync(site: Site, conn: Conn, writer: CatalogWriter, name: TableName) -> None
     reach("partitions.after_sync")
     for leaf in new:
         log.info("partition.found", table=str(name), partition=leaf.name)
+
+
+def _note_columns(site: Site, conn: Conn, writer: CatalogWriter, catalog: CatalogState) -> None:
+    """Write the lake's names down for a table that was registered before each commit did so."""
+    record = catalog.table
+    if conn.execute("SELECT FROM modak.lake_columns WHERE table_id = %s", (record.table_id,)).rowcount:
+        return
+    location = catalog.cutline.metadata_location
+    lake = site.lake.load_at(record.lake, location)
+    columns = lake_columns(lake.properties, [column.name for column in lake.schema], record.relid)
+    with writer.step() as tx:
+        tx.note_columns(record.table_id, columns, location)
 
 
 def _described(conn: Conn, record: TableRecord) -> PgTable:

@@ -32,6 +32,7 @@ from modak.tables.site import Site
 log = structlog.get_logger()
 
 
+_NOT_OURS = frozenset({"journal.moved_on", "spark.gateway_lost"})
 COPY = "copy"
 """The kind of operation that a first copy journals."""
 
@@ -100,19 +101,21 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
         removed += _tidy_folders(site, state, op)
     freed: Sequence[str] = op.cleanup.get("freed", ())
     if op.cleanup.get("expired_from"):
-        gone, freed = free(site, writer, state.table, op)
-        removed += gone
-    obsolete = list(op.cleanup.get("obsolete", ()))
-    if obsolete:
+        deleted, freed = free(site, writer, state.table, op)
+        removed += deleted
+    kept = list(op.cleanup.get("obsolete", ()))
+    if kept:
         needed = _needed_metadata(site, state)
-        obsolete = [uri for uri in obsolete if normal(uri) not in needed]
+        kept = [uri for uri in kept if normal(uri) in needed]
+    obsolete = [uri for uri in op.cleanup.get("obsolete", ()) if uri not in kept]
     removed += _delete(site, obsolete)
-    removed += _delete(site, [*op.cleanup.get("expired", ()), *freed])
-    if len(obsolete) == len(op.cleanup.get("obsolete", ())) and not op.cleanup.get("tagged"):
+    gone = [*op.cleanup.get("expired", ()), *freed]
+    removed += _delete(site, gone)
+    if not kept and not op.cleanup.get("tagged"):
         Journal(writer).finish(op.op_id)
-    elif not op.cleanup.get("tidied"):
+    elif obsolete or gone or not op.cleanup.get("tidied"):
         # Until the pin has gone, the operation's own metadata and snapshot may go: its folders are not looked at again.
-        Journal(writer).note(op.op_id, cleanup={"tidied": True})
+        Journal(writer).note(op.op_id, cleanup={"tidied": True, "obsolete": kept, "expired": [], "freed": []})
     return removed
 
 
@@ -250,7 +253,11 @@ def finish_operations(
     A first copy runs in a command of its own, beside the daemon; who is not that command lets it work.
     """
     handled: list[tuple[OpRecord, int]] = []
+    comparing = any(op.cleanup.get("expired_from") and is_under_way(op.op_id) for op in state.unfinished)
     for op in state.unfinished:
+        if comparing and op.cleanup.get("expired_from"):
+            # It would delete metadata that the other one is reading, which then begins anew: one after the other.
+            continue
         if not _is_somebody_at(site, state, op, copying):
             with unless_done():
                 handled += _finish(site, writer, state, op)
@@ -266,9 +273,16 @@ def _finish(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) 
     current = site.reader.op(op.op_id) or op
     if current.phase is not OpPhase.COMMITTED:
         return []
-    with working(op.op_id):
-        # It may take long, and a neighbour should not do the same beside it.
-        removed = tidy_landed(site, writer, state, current)
+    try:
+        with working(op.op_id):
+            # It may take long, and a neighbour should not do the same beside it.
+            removed = tidy_landed(site, writer, state, current)
+    except ModakError as error:
+        if not current.cleanup.get("expired_from") or isinstance(error, NotLeader) or error.code in _NOT_OURS:
+            raise
+        # Nobody waits for files of expired snapshots: the flow that came by goes on, the next one looks again.
+        log.warning("expiry.later", op=op.op_id, table=str(state.table.name), code=error.code, error=error.message)
+        return []
     ended = site.reader.op(op.op_id)
     # One that waits for a pin is looked at in every cycle and has nothing to tell.
     told = removed or ended is None or ended.phase is OpPhase.DONE

@@ -7,14 +7,15 @@ repeats all of them: where expiry is on, the oldest go, up to the first that a r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import LiteralString
 
 import structlog
 
 from modak.catalog.journal import Journal
-from modak.catalog.records import TableState
+from modak.catalog.records import TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
 from modak.core.errors import ModakError
 from modak.core.ids import new_op_id
@@ -22,13 +23,23 @@ from modak.core.names import TableName
 from modak.core.states import OpPhase
 from modak.core.underway import working
 from modak.lake.changes import Change, ExpireSnapshots
-from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot
+from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot, pin_tag
 from modak.tables.landing import Changes, land
 from modak.tables.maintenance.policy import of
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations, unless_done
 
 log = structlog.get_logger()
+
+# The lock first and alone: a pin that is not committed yet is not to be seen.
+_QUIET: LiteralString = "SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))"
+_UNPINNED: LiteralString = """
+    SELECT NOT EXISTS (
+        SELECT FROM modak.read_pins WHERE table_id = %s AND snapshot_id = ANY (%s) AND expires_at > clock_timestamp()
+    )
+"""
+_NOT_NOW = frozenset({"lake.nothing_changed", "catalog.requirement"})
+"""A neighbour has just done it, or a reader is pinning: there is nothing to do, or it is done the next time."""
 
 
 def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
@@ -45,6 +56,10 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
     except ModakError as error:
         if error.code != "lake.nothing_changed":
             raise
+        lake = site.lake.load(state.table.lake)
+        if lake is not None and any(pin_tag(kept) in lake.tags for op in lapsed for kept in op.cleanup["tagged"]):
+            # A reader is just pinning one of them, or another one.
+            return False
     for op in lapsed:
         with unless_done():
             Journal(writer).note(op.op_id, cleanup={"tagged": []})
@@ -64,14 +79,18 @@ def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
         return 0
 
     def changes(now: LakeTable, current: TableState) -> Sequence[Change]:
-        return [ExpireSnapshots(_surplus(site, now, current, limit))]
+        nonlocal going
+        going = _surplus(site, now, current, limit)
+        return [ExpireSnapshots(going)]
+
+    def require(tx: CommitTransaction) -> None:
+        require_unpinned(tx, state.table, going)
 
     try:
-        commit_aside(site, writer, state, "expire", changes)
+        commit_aside(site, writer, state, "expire", changes, require)
     except ModakError as error:
-        if error.code != "lake.nothing_changed":
+        if error.code not in _NOT_NOW:
             raise
-        # A neighbour has just expired them.
         return 0
     finish_operations(site, writer, site.reader.state(name))
     log.info("lake.snapshots_expired", table=str(name), snapshots=len(going))
@@ -127,12 +146,26 @@ def kept_snapshots(lake: LakeTable, state: TableState) -> set[int]:
     return pinned | current | _read(state) | named
 
 
-def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str, changes: Changes) -> None:
+def require_unpinned(tx: CommitTransaction, table: TableRecord, going: Collection[int]) -> None:
+    """Stop while a reader is pinning, or when one has pinned a snapshot that is to go."""
+    tx.require(f"A reader is just pinning {table.name}.", _QUIET, (table.table_id,))
+    tx.require(f"A reader has pinned a snapshot of {table.name}.", _UNPINNED, (table.table_id, list(going)))
+
+
+def commit_aside(
+    site: Site,
+    writer: CatalogWriter,
+    state: TableState,
+    kind: str,
+    changes: Changes,
+    require: Callable[[CommitTransaction], None] = lambda _: None,
+) -> None:
     """A commit that moves nothing but S and its pointer."""
     op_id = new_op_id(site.clock)
     Journal(writer).begin(op_id, state.table.table_id, kind, {})
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
+        require(tx)
         becomes = replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id)
         tx.move(now.cutline, becomes)
 
@@ -143,7 +176,7 @@ def commit_aside(site: Site, writer: CatalogWriter, state: TableState, kind: str
             op = site.reader.op(op_id)
             if op is not None and not Journal(writer).landed(op_id):
                 discard_operation(site, state.table.location, op)
-                if error.code == "lake.nothing_changed":
+                if error.code in _NOT_NOW:
                     Journal(writer).abandon(op_id, op.phase)
                 else:
                     Journal(writer).fail(op_id, op.phase, error)

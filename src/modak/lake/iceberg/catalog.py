@@ -188,8 +188,7 @@ class IcebergLake:
 
     def reachable(self, name: LakeName) -> Iterator[str]:
         """Every data and delete file that any snapshot reaches, streamed; some come more than once."""
-        paths = self._streamed(lambda: reaching.reachable(self._java, self._existing(name)), lambda path: path, name)
-        return map(normal, paths)
+        return map(normal, self._restarted(lambda: reaching.reachable(self._java, self._existing(name)), name))
 
     def freed(self, name: LakeName, before: str) -> reaching.Freed:
         """What the metadata file `before` reaches and the table as it is now does not."""
@@ -381,13 +380,20 @@ class IcebergLake:
             yield from begin()
             return
         told: set[str] = set()
+        for each in self._restarted(begin, table):
+            if name(each) not in told:
+                told.add(name(each))
+                yield each
+
+    def _restarted(self, begin: Callable[[], Iterator[Value]], table: LakeName) -> Iterator[Value]:
+        """A listing that begins anew when the store breaks off in the middle of it; what was told is told again."""
+        if not self._is_remote:
+            yield from begin()
+            return
         for attempt in range(1, TRIES + 1):
             try:
                 with self._naming_keys(table):
-                    for each in begin():
-                        if name(each) not in told:
-                            told.add(name(each))
-                            yield each
+                    yield from begin()
                 return
             except ModakError as error:
                 if error.code not in _BROKEN or attempt == TRIES:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from modak.core.errors import Refused
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
 from modak.lake.iceberg.read import next_chunk
 from modak.storage.uri import normal, tail
@@ -30,15 +31,19 @@ class Freed:
 
     before: str
     now: str
+    snapshots: frozenset[int]
+    """Those that `now` has."""
     metadata: tuple[str, ...]
     """Manifests, manifest lists and statistics: the last to go, because they tell of the other files."""
     java: Java
     io: Any
-    specs: Any
     gone: Any
     """The manifests among them, a Java list."""
+    gone_specs: Any
+    """What they were written by; another tool may have cleaned the table of specs that nothing needs any more."""
     kept: Any
     """The manifests that are still reached, a Java list."""
+    kept_specs: Any
 
     def files(self) -> Iterator[str]:
         """Data and delete files, found in this process; some may come more than once."""
@@ -54,16 +59,16 @@ class Freed:
         for manifest in self.gone:
             try:
                 with self.java.failures():
-                    yield from _paths(self.java, manifest, self.io, self.specs)
+                    yield from _paths(self.java, manifest, self.io, self.gone_specs)
             except JavaFailure as failure:
                 # Whoever has removed it, another expiry or another tool, has removed its files before it.
-                if failure.simple_name != "NotFoundException":
+                if _is_there(self.java, self.io, manifest.path()):
                     raise plainly(failure, "listing files of expired snapshots") from failure
 
     def _reached(self) -> Iterator[str]:
         with self.java.doing("listing reachable files"):
             for manifest in self.kept:
-                yield from _paths(self.java, manifest, self.io, self.specs)
+                yield from _paths(self.java, manifest, self.io, self.kept_specs)
 
 
 def freed(java: Java, table: Any, before: str) -> Freed:
@@ -71,6 +76,8 @@ def freed(java: Java, table: Any, before: str) -> Freed:
     io, now = table.io(), table.operations().current()
     with java.doing(f"reading {before}"):
         then = java.iceberg.TableMetadataParser.read(io, before)
+    if str(then.uuid()) != str(now.uuid()):
+        raise Refused("lake.another_table", f"{before} is not of the table that now has its name.")
     with java.doing("comparing snapshots"):
         staying = set(_ids(java, now))
         gone = [then.snapshots().get(place) for place, each in enumerate(_ids(java, then)) if each not in staying]
@@ -86,12 +93,14 @@ def freed(java: Java, table: Any, before: str) -> Freed:
         return Freed(
             before=before,
             now=now.metadataFileLocation(),
+            snapshots=frozenset(map(int, staying)),
             metadata=tuple(sorted(map(normal, metadata))),
             java=java,
             io=io,
-            specs=table.specs(),
             gone=manifests,
+            gone_specs=then.specsById(),
             kept=java.jvm.java.util.ArrayList(kept),
+            kept_specs=now.specsById(),
         )
 
 
@@ -120,10 +129,16 @@ def _manifests_left(java: Java, snapshot: Any, io: Any) -> Any:
         with java.failures():
             return _manifests(java, java.objects([snapshot]).stream(), io)
     except JavaFailure as failure:
-        if failure.simple_name == "NotFoundException":
-            # The list is the last of a snapshot's files to be removed.
-            return java.objects(())
-        raise plainly(failure, "listing manifests of expired snapshots") from failure
+        if _is_there(java, io, snapshot.manifestListLocation()):
+            raise plainly(failure, "listing manifests of expired snapshots") from failure
+        # The list is the last of a snapshot's files to be removed.
+        return java.objects(())
+
+
+def _is_there(java: Java, io: Any, location: str) -> bool:
+    """Asked after a failure: each store has a failure of its own for a file that is missing."""
+    with java.doing(f"looking for {location}"):
+        return bool(io.newInputFile(location).exists())
 
 
 def _paths(java: Java, manifest: Any, io: Any, specs: Any) -> Iterator[str]:

@@ -8,7 +8,6 @@ per task. Both pass one conformance suite.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
-from modak.core.errors import UsageError
+from modak.core.errors import ModakError, UsageError
 from modak.lake.model import LakeName
 from modak.lake.rewrite import Gathering, Rewriting, Rewritten
 from modak.storage.store import Entry
@@ -39,7 +38,6 @@ TASK_BYTES = 256 << 20
 """What one task reads at most, unless a single bin is larger."""
 LISTED_AT_ONCE = 100_000
 """So many listed files are held by an engine that compares in this process."""
-_MISSING = re.compile(r"\b(File)?NotFoundException\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +161,23 @@ class Spark:
     def unreached(self, name: LakeName, freed: Freed) -> Iterator[str]:
         if freed.gone.isEmpty():
             return
+        from modak.spark.session import gateway_of
         from modak.tables.maintenance import comparing
 
         spark, lake = self._site.spark, self._site.lake
         try:
-            then, now = (
-                comparing.reached(spark, lake.java_table_at(name, where)) for where in (freed.before, freed.now)
-            )
-            for row in comparing.without(then, now):
-                yield normal(row["path"])
+            with gateway_of(spark).guard():
+                then, now = (
+                    comparing.reached(spark, lake.java_table_at(name, where)) for where in (freed.before, freed.now)
+                )
+                for row in comparing.without(then, now):
+                    yield normal(row["path"])
+        except ModakError:
+            raise
         except Exception as error:
-            if not _MISSING.search(str(error)):
-                raise
-            # Another expiry, or another tool, has removed manifests meanwhile: Spark cannot go on without them.
-            log.info("expiry.without_spark", table=str(name), because="a manifest is gone")
+            # Another expiry, or another tool, has removed manifests meanwhile: Spark cannot go on without them. Each
+            # store says so in its own way.
+            log.warning("expiry.without_spark", table=str(name), because=str(error).partition("\n")[0])
             yield from freed.files()
 
     def listed(self, name: LakeName, folder: str, before: datetime) -> Iterator[Unreferenced]:

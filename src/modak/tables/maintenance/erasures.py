@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 
 import structlog
 
+from modak.catalog.records import OpRecord
 from modak.catalog.write import CatalogWriter
 from modak.core.faults import reach
 from modak.core.names import TableName
@@ -185,9 +186,11 @@ def finish(site: Site, writer: CatalogWriter, name: TableName) -> int:
         return 0
     lake = site.lake.load(record.lake)
     oldest = min((each.sequence_number for each in site.lake.snapshots(lake)), default=0) if lake else 0
+    # Snapshots go in an instant, their files afterwards.
+    freeing = any(map(_has_files_to_delete, site.reader.unfinished_ops(record.table_id)))
     waiting = 0
     for erasure_id, below in rows:
-        if oldest < below:
+        if oldest < below or freeing:
             waiting += 1
             continue
         reach("erasures.before_finish")
@@ -196,3 +199,7 @@ def finish(site: Site, writer: CatalogWriter, name: TableName) -> int:
         reach("erasures.after_finish")
         log.info("erasure.finished", table=str(name), erasure=erasure_id)
     return waiting
+
+
+def _has_files_to_delete(op: OpRecord) -> bool:
+    return op.landed and any(op.cleanup.get(key) for key in ("expired_from", "expired", "freed"))

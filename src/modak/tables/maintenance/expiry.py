@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import LiteralString
 
 import structlog
 
@@ -29,16 +28,9 @@ from modak.tables.maintenance.plan import MaintenancePlan, expirable
 from modak.tables.maintenance.policy import Policy
 from modak.tables.site import Site
 from modak.tables.tidy import give_up, tidy_landed
+from modak.tables.upkeep import require_unpinned
 
 log = structlog.get_logger()
-
-# The lock first and alone: a pin that is not committed yet is not to be seen.
-_QUIET: LiteralString = "SELECT pg_try_advisory_xact_lock(modak.pin_lock_key(%s))"
-_UNPINNED: LiteralString = """
-    SELECT NOT EXISTS (
-        SELECT FROM modak.read_pins WHERE table_id = %s AND snapshot_id = ANY (%s) AND expires_at > clock_timestamp()
-    )
-"""
 
 
 def expire(
@@ -62,9 +54,7 @@ def expire(
         return [ExpireSnapshots(tuple(going))]
 
     def within(tx: CommitTransaction, prepared: Prepared, now: TableState) -> None:
-        table_id = now.table.table_id
-        tx.require(f"A reader is just pinning {plan.table}.", _QUIET, (table_id,))
-        tx.require(f"A reader has pinned a snapshot of {plan.table}.", _UNPINNED, (table_id, list(going)))
+        require_unpinned(tx, now.table, going)
         becomes = replace(now.cutline, snapshot_id=prepared.snapshot_id, metadata_location=prepared.new_location)
         tx.move(now.cutline, becomes)
         tx.count(snapshots=len(going))

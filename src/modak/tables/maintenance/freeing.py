@@ -4,32 +4,38 @@ Comparing takes as long as the table is large, so it comes after the commit, whe
 commit journals the metadata file that still lists the snapshots. What that one reaches and the table as it is *now*
 does not is deleted, batch by batch as it is found; manifests and their lists are journaled and go last, because they
 tell of all others. So a crash leaves nothing that the next leader does not find again, by comparing again. What lies
-outside the table's own folder is never deleted. The driver holds one batch.
+outside the table's own folder is never deleted, and nothing at all while the lake has not what is published or pinned.
+The driver holds one batch (of paths that it compares itself, `reaching.AT_ONCE`) and the names of manifests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import structlog
 
 from modak.catalog.journal import Journal
 from modak.catalog.records import OpRecord, TableRecord
 from modak.catalog.write import CatalogWriter
-from modak.core.errors import ModakError
+from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
 from modak.storage.retry import pause
 from modak.storage.uri import normal
 from modak.tables.maintenance.engine import batches, engine_of
 from modak.tables.site import Site
 
+if TYPE_CHECKING:
+    from modak.lake.iceberg.reaching import Freed
+
 log = structlog.get_logger()
 
 BATCH = 10_000
 """So many files are deleted, and where it is needed journaled, at a time."""
 TRIES = 5
-_AGAIN = frozenset({"lake.file_missing", "lake.storage"})
+_AGAIN = frozenset({"lake.changed_underneath", "lake.failed", "lake.file_missing", "lake.storage"})
 """Another expiry has landed while we compared, or the store has failed: the table is looked at anew."""
+_ANOTHER_TABLE = "lake.another_table"
 
 
 def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -> tuple[int, list[str]]:
@@ -38,7 +44,7 @@ def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -
     for again in range(1, TRIES + 1):
         try:
             reach("expiry.before_compare")
-            freed = site.lake.freed(record.lake, before)
+            freed = _freed(site, record, before)
             files = engine_of(site, op.plan.get("engine", "embedded")).unreached(record.lake, freed)
             for batch in batches(_inside(record, files), BATCH):
                 reach("expiry.before_delete")
@@ -47,19 +53,34 @@ def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -
             metadata = list(_inside(record, freed.metadata))
             break
         except ModakError as error:
-            if error.code not in _AGAIN or again == TRIES:
-                raise
-            if not site.store.exists(before):
-                # Somebody has removed it: nobody can say any more what the snapshots had, a sweep finds it.
+            if error.code == _ANOTHER_TABLE or not site.store.exists(before):
+                # Somebody has removed it, and nobody can say any more what the snapshots had (a sweep finds the data),
+                # or has put another table in the place of ours: what we would take may be all that is left of it.
                 log.warning("expiry.forgotten", table=str(record.name), op=op.op_id, metadata=before)
                 metadata = []
                 break
+            if error.code not in _AGAIN or again == TRIES:
+                raise
             log.info("expiry.again", table=str(record.name), op=op.op_id, because=error.message)
             site.clock.sleep(pause(again))
     reach("expiry.after_compare")
     counters = {"files_deleted": removed + len(metadata)}
     Journal(writer).note(op.op_id, counters=counters, cleanup={"expired_from": None, "freed": metadata})
     return removed, metadata
+
+
+def _freed(site: Site, record: TableRecord, before: str) -> Freed:
+    state = site.reader.state(record.name)
+    needed = {pin.snapshot_id for pin in state.pins} | {state.cutline.snapshot_id}
+    freed = site.lake.freed(record.lake, before)
+    if lost := {each for each in needed if each is not None} - freed.snapshots:
+        # The pointer has been set back by hand, or another tool has expired what readers need: nothing more goes.
+        raise Conflict(
+            "lake.changed_underneath",
+            f"Snapshots that are published or pinned are not in {record.lake}: {sorted(lost)}.",
+            hint="Files of expired snapshots stay until the lake has these again, or nobody needs them.",
+        )
+    return freed
 
 
 def _inside(record: TableRecord, uris: Iterable[str]) -> Iterator[str]:

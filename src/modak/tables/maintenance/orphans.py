@@ -3,7 +3,8 @@
 Only a crash of a foreign writer between write and commit leaves such files, ours are known to the journal. Never taken
 are files that any retained snapshot reaches (pinned ones are retained), files of operations in flight and of loads that
 wait for adoption. A table whose folder overlaps another table's is not swept at all. Listing and comparing are the
-engine's; what is found is journaled and deleted batch by batch, and the driver holds one.
+engine's; what is found is journaled and deleted batch by batch, and the driver holds one, or as much of a listing as it
+compares itself (`engine.LISTED_AT_ONCE`).
 """
 
 from __future__ import annotations
