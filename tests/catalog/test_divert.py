@@ -128,6 +128,15 @@ def test_an_update_takes_a_row_from_a_partition_to_the_delta_but_not_from_the_de
     assert heap(conn, table) == [(2, 901, "changed")]
 
 
+def test_an_update_takes_a_row_from_the_default_partition_to_one_that_stands_below_the_cut_line(conn: Conn) -> None:
+    table = with_default(conn)
+    run(conn, table, "INSERT INTO {} VALUES (1, 900, 'ahead')")
+    conn.execute("UPDATE modak.cutline SET t = 300 WHERE table_id = %s", (table.table_id,))
+    run(conn, table, "UPDATE {} SET ts = 250 WHERE id = 1")
+    assert conn.execute(sql.SQL("SELECT * FROM ONLY {}").format(table.leaf(2))).fetchall() == [(1, 250, "ahead")]
+    assert (kept(conn, table), delta(conn, table)) == ([], {})
+
+
 def test_a_row_for_a_partition_that_stands_is_never_diverted(conn: Conn) -> None:
     table = with_default(conn)
     conn.execute("UPDATE modak.cutline SET t = 300 WHERE table_id = %s", (table.table_id,))
@@ -194,6 +203,41 @@ def test_a_default_partition_that_is_let_go_keeps_its_own_rows(conn: Conn) -> No
         )
         == 0
     )
+
+
+def test_a_default_partition_beside_the_spill_is_let_go_altogether(conn: Conn) -> None:
+    table = build(conn)
+    assert spill.enable(conn, table.name) == f"public.{table.name.name}_modak_spill"
+    conn.execute(sql.SQL("CREATE TABLE {} PARTITION OF {} DEFAULT").format(rest(table), table.ident))
+    assert spill.is_astray(conn, table.table_id)
+    assert spill.enable(conn, table.name) == f"public.{table.name.name}_rest"
+    assert not spill.is_astray(conn, table.table_id)
+    run(conn, table, f"ALTER TABLE {{}} DETACH PARTITION {table.name}_rest")
+    assert spill.is_astray(conn, table.table_id)
+    assert spill.enable(conn, table.name) == f"public.{table.name.name}_modak_spill"
+    assert not spill.is_astray(conn, table.table_id)
+    assert scalar(conn, "SELECT count(*) FROM pg_trigger WHERE tgrelid = %s::regclass", f"{table.name}_rest") == 0
+
+
+@pytest.mark.superuser
+@pytest.mark.parametrize("way", ["default", "spill"])
+def test_a_writer_under_row_security_writes_no_history(conn: Conn, way: str) -> None:
+    """No policy is asked for a row that a BEFORE trigger takes, and it would take the place of somebody else's."""
+    table = with_default(conn) if way == "default" else build(conn)
+    if way == "spill":
+        reclaim(conn, table, 0)
+        assert spill.enable(conn, table.name) == f"public.{table.name.name}_modak_spill"
+    conn.execute("DROP ROLE IF EXISTS policed_writer; CREATE ROLE policed_writer")
+    run(conn, table, "GRANT INSERT ON {0} TO policed_writer; ALTER TABLE {0} ENABLE ROW LEVEL SECURITY")
+    run(conn, table, "CREATE POLICY own ON {} FOR INSERT TO policed_writer WITH CHECK (body = 'mine')")
+    with conn.transaction(force_rollback=True):
+        conn.execute("SET LOCAL ROLE policed_writer")
+        run(conn, table, "INSERT INTO {} VALUES (1, 250, 'mine')")
+        with pytest.raises(errors.InsufficientPrivilege, match="row security of"):
+            run(conn, table, "INSERT INTO {} VALUES (1, 50, 'mine')")
+    run(conn, table, "INSERT INTO {} VALUES (1, 50, 'of the owner')")
+    assert list(delta(conn, table)) == [("1", 50)]
+    run(conn, table, "DROP POLICY own ON {0}; REVOKE ALL ON {0} FROM policed_writer")
 
 
 @pytest.mark.superuser

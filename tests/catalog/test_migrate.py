@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from psycopg import sql
+from psycopg import Connection, sql
 
 from modak import __version__
 from modak.catalog import spill
@@ -15,7 +16,7 @@ from modak.core.errors import ModakError, Refused
 from modak.core.faults import Fault, InjectedFault, arm
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
-from tests.catalog.build import build, delta, scalar
+from tests.catalog.build import Built, build, delta, scalar
 
 _PUBLIC_COLUMNS = {
     "status": "table_id schema_name table_name mode cutline_t cutline_s metadata_location mirror_frontier"
@@ -158,6 +159,68 @@ def _live_as_a_plain_owner(dsn: Dsn) -> None:
             pin = scalar(other, "SELECT pin_id FROM modak_read_begin(%s::regclass)", str(table.name))
             assert scalar(other, "SELECT modak_read_end(%s)", pin)
         assert set(delta(conn, table)) == {("1", 50), ("2", 150), ("3", 51)}
+
+
+_JOURNAL = {
+    "open": ("prepared", None, "prepared"),
+    "landed": ("committed", None, "committed"),
+    "cut_off": ("abandoned", None, "abandoned"),
+    "deferred": ("abandoned", "everything was deferred", "abandoned"),
+    "refused": ("abandoned", "lake.frozen: It is frozen.", "failed"),
+}
+"""Operations of a catalog before 025: their phase and error, and their phase after it."""
+
+
+def test_a_catalog_with_tables_pins_and_operations_is_brought_up_to_date(fresh_database: Dsn) -> None:
+    with connect(fresh_database, autocommit=True) as conn:
+        migrate(conn, known()[:21])
+        conn.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+        table = build(conn, "id mood, ts bigint, body text")
+        beside = build(conn)
+        spill.enable(conn, beside.name)
+        for each in (table, beside):
+            conn.execute(f"CREATE TABLE {each.name}_rest PARTITION OF {each.name} DEFAULT".encode())
+        conn.execute(f"INSERT INTO {table.name} VALUES ('sad', 900, 'ahead')".encode())
+        pin, query = _taken(conn, table)
+        for name, (phase, error, _) in _JOURNAL.items():
+            conn.execute(
+                "INSERT INTO modak.op_log (op_id, table_id, kind) VALUES (%s, %s, 'tier')", (name, table.table_id)
+            )
+            for step in ("prepared", phase):
+                conn.execute("UPDATE modak.op_log SET phase = %s, error = %s WHERE op_id = %s", (step, error, name))
+        ended = dict(conn.execute("SELECT op_id, finished_at FROM modak.op_log").fetchall())
+
+        assert migrate(conn) == [migration.name for migration in known()[21:]]
+
+        rows = conn.execute("SELECT op_id, phase FROM modak.op_log").fetchall()
+        assert dict(rows) == {name: after for name, (_, _, after) in _JOURNAL.items()}
+        assert dict(conn.execute("SELECT op_id, finished_at FROM modak.op_log").fetchall()) == ended
+        assert scalar(conn, "SELECT unfinished_ops FROM modak.status WHERE table_id = %s", table.table_id) == 2
+        labels = conn.execute("SELECT label FROM modak.key_labels WHERE table_id = %s", (table.table_id,)).fetchall()
+        assert sorted(labels) == [("glad",), ("sad",)]
+        # Nobody has enabled transparent writes for the first; the second lost them to its DEFAULT partition.
+        assert not spill.is_astray(conn, table.table_id)
+        assert spill.is_astray(conn, beside.table_id)
+        # A pin from before goes on, and the names of its file are those of now as far as anybody knows.
+        assert conn.execute(query.encode()).fetchall() == []
+        columns = conn.execute("SELECT column_name, lake_name FROM modak_read_columns(%s)", (pin,)).fetchall()
+        assert columns == [(name, name) for name in ("id", "ts", "body")]
+        conn.execute("UPDATE modak.cutline SET t = 100 WHERE table_id = %s", (table.table_id,))
+        for step in ("sealing", "tiering", "tiered", "dropped"):
+            conn.execute("UPDATE modak.partitions SET state = %s WHERE leaf_oid = %s", (step, table.leaves[0]))
+        conn.execute(sql.SQL("DROP TABLE {}").format(table.leaf(0)))
+        assert (
+            scalar(conn, "SELECT modak_upsert(%s::regclass, %s)", str(table.name), '{"id": "sad", "ts": 50}') == "delta"
+        )
+        (image,) = conn.execute(f"SELECT pk, payload FROM ({_taken(conn, table)[1]}) d".encode()).fetchall()
+        assert image == ("sad", {"id": "sad", "ts": "50", "body": None})
+        assert spill.enable(conn, table.name) == f"{table.name}_rest"
+
+
+def _taken(conn: Connection[Any], table: Built) -> tuple[int, str]:
+    row = conn.execute("SELECT pin_id, delta_query FROM modak_read_begin(%s::regclass)", (str(table.name),)).fetchone()
+    assert row is not None
+    return row[0], row[1]
 
 
 def test_migrations_refuse_an_open_transaction(fresh_database: Dsn) -> None:

@@ -219,7 +219,7 @@ def test_beside_a_default_partition_history_goes_to_the_delta_and_partitions_go(
 def test_a_row_that_comes_between_the_drop_of_a_partition_and_the_end_of_the_pass_is_diverted_too(
     events: Events, leader: Leader
 ) -> None:
-    """The spill is widened after the drop: until then the DEFAULT partition that came later takes what is inserted."""
+    """The DEFAULT partition that came later takes what the spill does not reach."""
     events.register()
     events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
 
@@ -239,6 +239,31 @@ def test_a_row_that_comes_between_the_drop_of_a_partition_and_the_end_of_the_pas
     assert events.sql("SELECT count(*) FROM ONLY public.events_rest") == [(0,)]
     assert events.everything() == ROWS | {(1000, 50, "between")}
     assert not events.tier(leader).changed
+
+
+def test_a_detach_that_was_begun_is_ended_although_a_default_partition_has_come(events: Events, leader: Leader) -> None:
+    """The spill stays as it is beside it: to attach a wider one, Postgres would read the whole DEFAULT partition."""
+    events.register()
+    with connect(events.site.dsn) as reader:
+
+        def read(point: str) -> None:
+            if point == "reclaim.before_detach":
+                reader.execute("SELECT count(*) FROM public.events")
+
+        faults.watch(read)
+        assert events.tier(leader).dropped == ()
+        faults.watch(None)
+        assert events.sql(PENDING) == [(1,)]
+        reader.commit()
+    events.sql("CREATE TABLE public.events_rest PARTITION OF public.events DEFAULT")
+    assert events.tier(leader).dropped == ("events_0", "events_100")
+    assert events.sql("SELECT upper_bound FROM modak.spills") == [(0,)]
+    events.sql("INSERT INTO public.events VALUES (1000, 50, 'history')")
+    events.sql("DROP TABLE public.events_rest")
+    events.tier(leader)
+    assert events.sql("SELECT upper_bound FROM modak.spills") == [(200,)]
+    events.sql("INSERT INTO public.events VALUES (1001, 150, 'history')")
+    assert events.everything() == ROWS | {(1000, 50, "history"), (1001, 150, "history")}
 
 
 def test_without_its_default_partition_a_table_gets_a_spill_again(events: Events, leader: Leader) -> None:

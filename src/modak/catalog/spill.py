@@ -22,7 +22,7 @@ from modak.postgres.ddl import Hold, impatient
 Conn = psycopg.Connection[Any]
 
 _ASTRAY: LiteralString = """
-    SELECT CASE WHEN p.partdefid = 0 THEN s.table_id IS NULL ELSE NOT EXISTS (
+    SELECT CASE WHEN p.partdefid = 0 THEN d.table_id IS NOT NULL ELSE NOT EXISTS (
         SELECT FROM pg_trigger g WHERE g.tgrelid = p.partdefid AND g.tgrelid = d.leaf_oid AND g.tgenabled = 'A'
             AND g.tgfoid = 'modak.divert_from_default'::regproc) END
     FROM modak.tables t JOIN pg_partitioned_table p ON p.partrelid = t.relid

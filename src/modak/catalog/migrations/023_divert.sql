@@ -22,6 +22,97 @@ END
 $$;
 REVOKE EXECUTE ON FUNCTION modak.make_default_shadow(bigint, oid) FROM PUBLIC;
 
+CREATE FUNCTION modak.refuse_policed(target regclass) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- Postgres asks the policies of a row only after its BEFORE triggers: one that they turn into the delta it never asks.
+    IF EXISTS (
+        SELECT FROM pg_class c JOIN pg_roles r ON r.rolname = modak.caller()
+        WHERE c.oid = target AND c.relrowsecurity AND NOT r.rolsuper AND NOT r.rolbypassrls
+            AND (c.relforcerowsecurity OR NOT pg_has_role(r.oid, c.relowner, 'USAGE'))
+    ) THEN
+        RAISE EXCEPTION 'row security of % applies to you', target USING ERRCODE = 'insufficient_privilege',
+            HINT = 'The delta and the lake know no policies: only a role free of them can write historical rows.';
+    END IF;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION modak.refuse_policed(regclass) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION modak.divert() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    SET "TimeZone" = 'UTC'
+    SET "DateStyle" = 'ISO, YMD'
+    SET "IntervalStyle" = 'iso_8601'
+    SET extra_float_digits = 1
+    SET bytea_output = 'hex'
+    SET lc_monetary = 'C'
+    SET row_security = off
+    SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    -- The bounds are arguments, so that they change together with the bounds of the partition.
+    watched CONSTANT bigint := TG_ARGV[0];
+    keys CONSTANT int2[] := TG_ARGV[1];
+    tier CONSTANT int2 := TG_ARGV[2];
+    floor CONSTANT bigint := TG_ARGV[3];
+    ceiling CONSTANT bigint := TG_ARGV[4];
+    entry record;
+    image record;
+    columns text;
+    place record;
+BEGIN
+    SELECT t.schema_name, t.table_name, t.relid, t.axis, c.retention_line, s.shape = modak.shape(TG_RELID) AS in_shape
+    INTO entry
+    FROM modak.tables t JOIN modak.cutline c USING (table_id) JOIN modak.spills s USING (table_id)
+    WHERE t.table_id = watched;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the table of spill partition % is no longer registered', TG_RELID::regclass
+            USING ERRCODE = 'check_violation', HINT = format('Drop it: DROP TABLE %s', TG_RELID::regclass);
+    END IF;
+    PERFORM modak.refuse_policed(entry.relid);
+    IF NOT entry.in_shape THEN
+        -- The first writer after a change of the table makes the shadow anew; others wait for its commit.
+        PERFORM FROM modak.spills s WHERE s.table_id = watched FOR UPDATE;
+        PERFORM modak.make_shadow(watched, TG_RELID);
+        UPDATE modak.spills s SET shape = modak.shape(TG_RELID) WHERE s.table_id = watched;
+    END IF;
+
+    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
+    FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
+    SELECT * INTO image FROM modak.image_sql(TG_RELID, keys, tier, entry.axis);
+    -- Only a real table can judge a row: NOT NULL, CHECK, generated columns and types hold because the row was in one.
+    EXECUTE format('INSERT INTO %s AS r (%s) SELECT %s FROM (SELECT ($1).*) n RETURNING r.ctid AS at, %s AS pk, %s AS tier_key,'
+        ' %s AS payload', modak.shadow_name(watched), columns, columns, image.pk, image.tier_key, image.payload)
+        INTO place USING NEW;
+    EXECUTE format('DELETE FROM %s WHERE ctid = $1', modak.shadow_name(watched)) USING place.at;
+
+    IF place.tier_key < floor THEN
+        RAISE EXCEPTION 'no partition of %.% for tier key %', entry.schema_name, entry.table_name,
+            modak.axis_literal(entry.axis, place.tier_key)
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            DETAIL = format('Its history begins at %s.', modak.axis_literal(entry.axis, floor)),
+            HINT = 'Rows older than the first registered partition cannot be written.';
+    ELSIF place.tier_key >= ceiling THEN
+        RAISE EXCEPTION 'tier key % does not belong into the spill partition of %.%',
+            modak.axis_literal(entry.axis, place.tier_key), entry.schema_name, entry.table_name
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            HINT = format('Insert into %I.%I itself.', entry.schema_name, entry.table_name);
+    ELSIF place.tier_key < entry.retention_line THEN
+        RAISE EXCEPTION 'tier key % lies below the retention line % of %.%', modak.axis_literal(entry.axis, place.tier_key),
+            modak.axis_literal(entry.axis, entry.retention_line), entry.schema_name, entry.table_name
+            USING ERRCODE = 'check_violation', SCHEMA = entry.schema_name, TABLE = entry.table_name,
+            HINT = 'Rows below the retention line have expired; there is nothing left to add to.';
+    END IF;
+    PERFORM modak.record_change(watched, place.pk, place.tier_key, NULL, place.payload);
+    IF current_setting('modak.explain', true) IN ('on', 'true', '1') THEN
+        RAISE NOTICE 'modak: row % of %.% goes to the delta', place.pk, entry.schema_name, entry.table_name;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION modak.divert_from_default() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -62,7 +153,7 @@ BEGIN
     SELECT * INTO image FROM modak.image_sql(TG_RELID, keys, tier, entry.axis);
     EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', image.tier_key) INTO key USING NEW;
     -- pg_partition_root looks past the snapshot of the transaction: a leaf that has gone since has none.
-    SELECT p.partition_name, coalesce(pg_partition_root(p.leaf_oid) = entry.relid, false) AS attached,
+    SELECT p.partition_name, coalesce(pg_partition_root(p.leaf_oid) = pg_partition_root(entry.relid), false) AS attached,
         pg_table_is_visible(p.leaf_oid) IS NOT NULL AS there
     INTO standing
     FROM modak.partitions p
@@ -80,7 +171,7 @@ BEGIN
         ELSE modak.axis_literal(entry.axis, key) END;
     IF TG_OP = 'UPDATE' THEN
         EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', image.tier_key) INTO was USING OLD;
-        IF was IS NOT DISTINCT FROM key THEN
+        IF was IS NOT DISTINCT FROM key OR stands AND standing.attached THEN
             RETURN NEW;
         END IF;
         RAISE EXCEPTION 'an update cannot move a row of %.% from its DEFAULT partition to tier key %, which is in the lake',
@@ -110,6 +201,7 @@ BEGIN
             said USING ERRCODE = 'object_in_use', HINT = 'Try again in a moment.';
     END IF;
 
+    PERFORM modak.refuse_policed(entry.relid);
     IF NOT entry.in_shape THEN
         -- The first writer after a change of the table makes the shadow anew; others wait for its commit.
         PERFORM FROM modak.diversions d WHERE d.table_id = watched FOR UPDATE;

@@ -137,14 +137,15 @@ def _detach(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Obse
     has_default = any(other.is_default for other in observed.heap.leaves)
     reach("reclaim.before_detach")
     detach = sql.SQL("ALTER TABLE {} DETACH PARTITION {} ").format(parent, child)
-    if has_default:
-        # Postgres detaches concurrently only without a DEFAULT partition.
-        done = ddl.attempt(conn, detach, LOCK_MILLIS, writer.hold)
-    elif leaf.detach_pending:
-        # It would wait for a transaction of ours that held the epoch; so we only look whether we lead.
+    if leaf.detach_pending:
+        # It would wait for a transaction of ours that held the epoch; so we only look whether we lead. What was begun
+        # ends so also where a DEFAULT partition has come meanwhile.
         with writer.step():
             pass
         done = ddl.attempt_outside(conn, detach + sql.SQL("FINALIZE"), LOCK_MILLIS)
+    elif has_default:
+        # Postgres detaches concurrently only without a DEFAULT partition.
+        done = ddl.attempt(conn, detach, LOCK_MILLIS, writer.hold)
     else:
         # It allows no transaction around it, so one beside it holds the epoch.
         with writer.step():
@@ -188,7 +189,8 @@ def _is_the_exported_one(conn: psycopg.Connection[Any], observed: Observed, part
 def _widen_spill(writer: CatalogWriter, conn: psycopg.Connection[Any], observed: Observed, dropped: set[str]) -> None:
     """Let plain INSERTs of historical rows reach the delta for all that has left the heap."""
     found = spill.find(conn, observed.record.table_id)
-    if found is None:
+    if found is None or spill.diverts(conn, observed.record.table_id):
+        # A DEFAULT partition takes what the spill does not; to attach a wider one, all of its rows would be looked at.
         return
     # A leaf that hangs between detach and drop keeps its range: another export of it would take the place of what came
     # in through the spill.
