@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from modak.catalog import pins
-from modak.catalog.journal import Journal
 from modak.core import faults
 from modak.core.errors import ModakError, Refused
-from modak.core.ids import new_op_id
 from modak.core.states import OpPhase
 from modak.lake.changes import SetProperties
 from modak.lake.model import pin_tag
@@ -23,9 +21,8 @@ from modak.runtime.opening import open_site
 from modak.storage.uri import local_path
 from modak.tables import status
 from modak.tables.foreign import accept
-from modak.tables.landing import land
 from modak.tables.tidy import finish_operations, tidy_landed
-from modak.tables.upkeep import release_tags
+from modak.tables.upkeep import commit_aside, release_tags
 from tests.tables import readers
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
@@ -62,22 +59,28 @@ def json_files(events: Events) -> set[str]:
 def small_commit(events: Events, leader: Leader, number: int) -> None:
     """One commit of the usual way that changes nothing but a property."""
     site, writer = events.site, events.site.writer(leader.epoch)
-    op_id = new_op_id(site.clock)
-    Journal(writer).begin(op_id, site.reader.state(events.name).table.table_id, "note", {"number": number})
-    land(
-        site,
-        writer,
-        events.name,
-        op_id,
-        OpPhase.PLANNED,
-        lambda _lake, _state: [SetProperties({"note": str(number)})],
-        lambda tx, prepared, now: tx.move(
-            now.cutline,
-            replace(now.cutline, metadata_location=prepared.new_location, snapshot_id=prepared.snapshot_id),
-        ),
-        "note",
-    )
+    changes = [SetProperties({"note": str(number)})]
+    commit_aside(site, writer, site.reader.state(events.name), "note", lambda _lake, _state: changes)
     finish_operations(site, writer, site.reader.state(events.name))
+
+
+def test_a_neighbour_who_commits_between_the_look_at_the_lines_and_that_at_the_lake_makes_nobody_fail(
+    events: Events, leader: Leader
+) -> None:
+    events.register()
+    neighbours = iter([2])
+
+    def commit(point: str) -> None:
+        if point == "journal.after_phase" and next(neighbours, None):
+            small_commit(events, leader, 2)
+
+    faults.watch(commit)
+    small_commit(events, leader, 1)
+    faults.watch(None)
+    first, second = events.site.reader.history(events.site.reader.state(events.name).table.table_id, 2)[::-1]
+    assert {(first.attempt, first.phase), (second.attempt, second.phase)} == {(1, OpPhase.DONE), (2, OpPhase.DONE)}
+    assert events.tier(leader).moved_partitions
+    assert events.everything() == ROWS
 
 
 def test_a_superseded_snapshot_is_tagged_only_while_a_pin_needs_it(events: Events, leader: Leader) -> None:

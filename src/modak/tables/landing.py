@@ -37,6 +37,7 @@ TRIES = 30
 POLITE_TRIES = 3
 """After so many lost races (somebody compacts in a loop) the others wait for us while we prepare."""
 _AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
+_LINES = "catalog.cutline_moved"
 _BROKEN = "lake.storage"
 BROKEN_TRIES = 5
 """How often a commit is prepared anew because the store has failed."""
@@ -102,7 +103,8 @@ def land(
             return Landed(op_id, prepared)
         except Conflict as conflict:
             discard_attempt(site, record.location, op_id, attempt)
-            if conflict.code not in _AGAIN or attempt == TRIES:
+            again = conflict.code in _AGAIN or (conflict.code == _LINES and _have_moved(site, state))
+            if not again or attempt == TRIES:
                 raise
             someone_pins = someone_pins or conflict.code == "catalog.new_pin"
             log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
@@ -115,6 +117,11 @@ def land(
             log.warning("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=error.message)
             site.clock.sleep(pause(broken))
     raise AssertionError("unreachable")
+
+
+def _have_moved(site: Site, state: TableState) -> bool:
+    """Whether a neighbour came between our look at the lines and the commit; else it is the plan that is too old."""
+    return site.reader.cutline(state.table.table_id) != state.cutline
 
 
 def _turn(
