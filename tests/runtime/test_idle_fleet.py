@@ -67,6 +67,7 @@ def register_without_a_lake(site: Site, leader: Leader, count: int) -> None:
             f" FROM modak.tables, generate_series(1, {count - 1}) n WHERE table_name = 't0'"
         )
         clone(conn, "cutline", {"metadata_location": "t.location || '/m.json'"})
+        clone(conn, "lake_columns", {})
         leaf = "replace(o.partition_name, 't0_', t.table_name || '_')"
         of_leaf = f"(SELECT {{}} FROM pg_class k WHERE k.oid = ({leaf})::regclass)"
         clone(
@@ -111,6 +112,11 @@ def register_one(site: Site, leader: Leader, name: TableName) -> None:
         line = Cutline(table_id=0, t=0, snapshot_id=None, metadata_location="file:///nowhere/0/m.json")
         tx.register(config, line, [new_partition(leaf) for leaf in heap.leaves])
     journal.finish(op)
+    with site.connect(autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO modak.lake_columns SELECT table_id, '{}', '{}' FROM modak.tables WHERE table_name = %s",
+            (name.name,),
+        )
 
 
 @pytest.fixture
