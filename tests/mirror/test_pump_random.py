@@ -170,7 +170,9 @@ def happen(table: Mirrored, what: str) -> None:
         table.sql("ALTER TABLE @ REPLICA IDENTITY DEFAULT")
     else:
         table.close()
-        table.sql(f"SELECT pg_drop_replication_slot('{slot_name(table.known_id, table.site.dsn.dbname)}')")
+        slot = slot_name(table.known_id, table.site.dsn.dbname)
+        # It may be lost already.
+        table.sql(f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{slot}'")
 
 
 def settle(table: Mirrored) -> None:
