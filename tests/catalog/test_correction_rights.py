@@ -102,6 +102,7 @@ def test_generated_columns_are_part_of_the_image(conn: Conn, kind: str) -> None:
 
 
 @pytest.mark.superuser
+@pytest.mark.bare
 def test_a_worker_without_superuser_rights_is_enough(fresh_database: Dsn) -> None:
     with connect(fresh_database, autocommit=True) as admin:
         admin.execute("CREATE ROLE modest_worker LOGIN PASSWORD 'plain'; CREATE ROLE modest_writer")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from psycopg import Connection, sql
 from modak import __version__
 from modak.catalog import spill
 from modak.catalog.migrate import Migration, check, known, migrate
+from modak.core.clock import FrozenClock
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import Fault, InjectedFault, arm
 from modak.postgres.connect import connect
@@ -25,6 +27,8 @@ _PUBLIC_COLUMNS = {
     "partitions": "table_id partition_name lower_bound upper_bound state",
     "op_log": "op_id table_id kind phase started_at finished_at counters error",
 }
+
+pytestmark = pytest.mark.bare
 
 
 def test_an_empty_database_is_migrated_once_and_then_fits(fresh_database: Dsn) -> None:
@@ -178,6 +182,11 @@ def test_a_catalog_with_tables_pins_and_operations_is_brought_up_to_date(fresh_d
         table = build(conn, "id mood, ts bigint, body text")
         beside = build(conn)
         spill.enable(conn, beside.name)
+        spilling = build(conn)
+        spill.enable(conn, spilling.name)
+        conn.execute(sql.SQL("DROP TABLE {}").format(spilling.leaf(0)))
+        conn.execute("UPDATE modak.cutline SET t = 100 WHERE table_id = %s", (spilling.table_id,))
+        assert spill.widen(conn, spilling.table_id, 100)
         for each in (table, beside):
             conn.execute(f"CREATE TABLE {each.name}_rest PARTITION OF {each.name} DEFAULT".encode())
         conn.execute(f"INSERT INTO {table.name} VALUES ('sad', 900, 'ahead')".encode())
@@ -215,12 +224,51 @@ def test_a_catalog_with_tables_pins_and_operations_is_brought_up_to_date(fresh_d
         (image,) = conn.execute(f"SELECT pk, payload FROM ({_taken(conn, table)[1]}) d".encode()).fetchall()
         assert image == ("sad", {"id": "sad", "ts": "50", "body": None})
         assert spill.enable(conn, table.name) == f"{table.name}_rest"
+        conn.execute(f"INSERT INTO {spilling.name} VALUES (1, 50, 'cold')".encode())
+        assert list(delta(conn, spilling)) == [("1", 50)]
 
 
 def _taken(conn: Connection[Any], table: Built) -> tuple[int, str]:
     row = conn.execute("SELECT pin_id, delta_query FROM modak_read_begin(%s::regclass)", (str(table.name),)).fetchone()
     assert row is not None
     return row[0], row[1]
+
+
+@dataclass
+class Acting(FrozenClock):
+    """A clock on which, while somebody sleeps, something else happens."""
+
+    acts: list[Callable[[], object]] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.acts.pop(0)()
+
+
+def test_a_migration_that_has_to_wait_makes_nobody_else_wait(fresh_database: Dsn) -> None:
+    """A leader of the version before goes on meanwhile; the default of the lock's wait is for ever."""
+    with connect(fresh_database) as conn, connect(fresh_database) as reader:
+        migrate(conn, known()[:21])
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM modak.read_pins")
+
+        def at_work() -> None:
+            with connect(fresh_database, autocommit=True) as leader:
+                leader.execute("SET lock_timeout = '100ms'")
+                leader.execute("UPDATE modak.read_pins SET t = t")
+
+        assert migrate(conn, clock=Acting(acts=[at_work, reader.rollback])) == [each.name for each in known()[21:]]
+
+
+def test_a_migration_that_never_gets_its_lock_says_so(fresh_database: Dsn) -> None:
+    with connect(fresh_database) as conn, connect(fresh_database) as reader:
+        migrate(conn, known()[:21])
+        reader.execute("SELECT count(*) FROM modak.read_pins")
+        clock = Acting()
+        clock.acts = [lambda: FrozenClock.sleep(clock, 31)]
+        with pytest.raises(ModakError) as busy:
+            migrate(conn, clock=clock)
+        assert busy.value.code == "postgres.busy"
 
 
 def test_migrations_refuse_an_open_transaction(fresh_database: Dsn) -> None:

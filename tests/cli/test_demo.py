@@ -41,6 +41,7 @@ def test_rows_look_like_events_of_a_shop(fresh_database: Dsn) -> None:
         assert wrong == (0,)
 
 
+@pytest.mark.bare
 def test_an_empty_database_is_told_from_one_with_tables(fresh_database: Dsn) -> None:
     with connect(fresh_database) as conn:
         conn.execute("CREATE SCHEMA modak")

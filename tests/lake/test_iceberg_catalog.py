@@ -255,6 +255,7 @@ def test_purge_names_the_folder_and_never_one_outside_the_warehouse(lab: Lab, ga
     other.close()
 
 
+@pytest.mark.bare
 def test_a_database_without_the_pointer_tables_is_reported(
     gateway: Gateway, fresh_database: Dsn, warehouse: str
 ) -> None:

@@ -14,7 +14,7 @@ from tests.spark_fixtures import Chosen
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.bare]
 
 CATALOG_TABLES = """
     CREATE SCHEMA modak_iceberg;
