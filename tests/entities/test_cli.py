@@ -12,6 +12,7 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from modak.cli.main import app
+from modak.entities.lock import schema_lock
 from modak.postgres.dsn import Dsn
 from modak.storage.objects import Objects
 from tests.entities.world import INVOICE, SCHEMA, World
@@ -114,10 +115,32 @@ def test_install_tells_of_rows_that_nobody_has_exported(modak: Call, installed: 
     assert "modak-worker entities init" not in modak("install").output
     # As if they had been there before the triggers.
     installed.sql("DELETE FROM change_log")
-    assert "rows from before that nobody has exported: modak-worker entities init" in modak("install").output
+    assert "rows from before that nobody has exported: modak-worker entities init --schema 7" in modak("install").output
     assert "2 rows in 1 base file " in modak("init").stdout
     assert "modak-worker entities init" not in modak("install").output
     assert len(installed.read()) == 2
+
+
+def test_install_tells_that_nobody_watched_for_a_while(modak: Call, installed: World) -> None:
+    installed.many(0, 2)
+    modak("init")
+    installed.sql("ALTER TABLE eav_data DISABLE TRIGGER modak_entities_update")
+    said = " ".join(modak("install").output.split())
+    assert "2 rows will be exported again" in said
+    assert "modak-worker entities verify" in said
+    assert "exported again" not in modak("install").output
+
+
+def test_a_store_that_somebody_works_on_is_in_work_and_not_wrong(modak: Call, installed: World) -> None:
+    installed.objects.put(f"entities/delta/{SCHEMA}/_tmp/half.parquet", b"half")
+    with schema_lock(installed.store.address, SCHEMA, "change_log"):
+        busy = modak("reconcile")
+        shown = json.loads(modak("reconcile", "--json").stdout)
+    assert (busy.exit_code, "in work schema 7" in busy.stdout, "in order" in busy.stdout) == (0, True, False), (
+        busy.output
+    )
+    assert (shown["sound"], shown["schemas"][0]["busy"]) == (True, True)
+    assert modak("reconcile").exit_code == 1
 
 
 def test_what_cannot_be_done_is_told_with_the_next_step(modak: Call) -> None:

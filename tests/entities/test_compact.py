@@ -24,9 +24,11 @@ from modak.entities.lock import schema_lock
 from modak.entities.manifest import listing_deltas
 from modak.entities.plan import KeyRange
 from modak.entities.reading import merges
+from modak.entities.store import Crew
+from modak.entities.verifying import verify
 from modak.spark.predicate import All, Among, Compare, Null, Predicate, Some
 from tests.entities.test_flush import at
-from tests.entities.world import SCHEMA, World, changed, key, registry
+from tests.entities.world import INVOICE, SCHEMA, World, changed, key, registry
 
 
 def five_and_three(world: World) -> None:
@@ -255,6 +257,7 @@ def test_files_from_before_a_change_of_the_registry_are_read_under_the_new_one(w
         ("amount", {"id": 3, "type": "integer"}),
         ("title", {"id": 1, "type": "uuid", "column": "uuid_01"}),
         ("tags", {"id": 5, "type": "text"}),
+        ("qty", {"id": 4, "type": "text"}),
     ],
 )
 def test_a_retype_that_loses_values_is_refused_by_name(world: World, name: str, attribute: dict[str, Any]) -> None:
@@ -266,6 +269,58 @@ def test_a_retype_that_loses_values_is_refused_by_name(world: World, name: str, 
     assert report.error is not None
     assert report.error.code == "entities.retyped"
     assert name in report.error.message
+
+
+def test_what_is_missing_from_the_registry_for_a_while_is_there_again_afterwards(world: World) -> None:
+    world.put(1, title="old", due=86_400_000, qty=5, amount="1.25", tags=["a", "b"], paid="true", seen=12)
+    world.put(2, title="bare", tags=[])
+    init(world.store, SCHEMA)
+    world.put(1, title="newer", due=86_400_000, qty=6, amount="1.25", tags=["c"], paid="true", seen=12)
+    flush(world.store)
+    before = world.read()
+    world.registry = registry(
+        changed(due=None, qty=None, amount=None, tags=None, paid={"id": 60, "type": "text"}, seen=None)
+    )
+    for number in (3, 4):
+        world.put(number, title="meanwhile")
+        flush(world.store)
+        (report,) = compact(world.store)
+        assert (report.error, report.rows) == (None, number)
+    assert set(world.read()[key(1)]) & {"due", "qty", "amount", "tags", "seen"} == set()
+    assert world.read()[key(1)]["paid"] is None
+    world.registry = registry()
+    after = world.read()
+    assert {each: after[each] for each in before} == before
+    assert verify(world.store, SCHEMA).sound
+    # Its place and its type are still known.
+    world.registry = registry(changed(due={"id": 2, "type": "date", "column": "bigint_02"}))
+    with pytest.raises(ModakError, match="was exported"):
+        world.read()
+    world.registry = registry(changed(qty={"id": 4, "type": "bigint"}, labels=INVOICE["attributes"]["tags"], tags=None))
+    compact(world.store)
+    assert (world.read()[key(1)]["qty"], world.read()[key(1)]["labels"]) == (6, ["c"])
+
+
+def test_only_so_many_ranges_are_rewritten_at_the_same_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.configure(target_file_size_mb=0, batch_size=6)
+    world.many(0, 30)
+    init(world.store, SCHEMA)
+    world.many(0, 10)
+    flush(world.store)
+    before, waves = world.read(), []
+
+    def run(_: Crew, work: Any, items: Any, rows: int) -> list[Any]:
+        waves.append(len(items))
+        return [work(item) for item in items]
+
+    monkeypatch.setattr(Crew, "run", run)
+    # As many ranges as there is data for, of which two are under way.
+    monkeypatch.setattr("modak.entities.plan.MIB", 1 << 10)
+    world.compaction = CompactionConfig(max_parallel_files=2, target_base_size_mb=4)
+    (report,) = compact(world.store)
+    assert report.error is None
+    assert (max(waves), len(waves) > 1) == (2, True)
+    assert world.read() == before
 
 
 def test_a_name_that_only_differs_in_case_from_a_former_one_is_refused(world: World) -> None:

@@ -66,7 +66,7 @@ def test_which_of_two_values_counts_is_decided_by_the_type(world: World) -> None
         (4, "", "nine", 7),
         (5, "0", None, 5),
         (5, "1", "five", 5),
-        (8, "", "12", None),
+        (8, "", "1970-01-01T00:00:00.012Z", None),
     ):
         world.sql(
             "INSERT INTO eav_data VALUES (%s, %s, %s, %s, %s, %s)", (SCHEMA, key(1), attribute, index, text, number)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from modak.core import faults
 from modak.core.errors import ModakError, Refused
 from modak.entities.clients import ObjectsClient
+from modak.entities.compaction import compact
 from modak.entities.flushing import flush
 from modak.entities.initial import init
 from modak.entities.lock import schema_lock
@@ -220,3 +222,90 @@ def test_a_store_whose_manifest_is_gone_is_not_taken_for_an_empty_one(world: Wor
     world.objects.delete(["entities/manifest/7.json"])
     init(world.store, SCHEMA)
     assert world.titles() == {**before, 4: "dirty"}
+
+
+def test_rows_from_before_the_log_need_an_init_and_its_manifest(world: World) -> None:
+    world.many(0, 3)
+    # As if they had been there before the triggers.
+    world.sql("DELETE FROM change_log")
+    world.put(4, title="dirty")
+
+    def refused() -> None:
+        (report,) = flush(world.store)
+        assert report.error is not None
+        assert (report.error.code, world.paths(), world.dirty()) == ("entities.no_manifest", before, 1)
+        assert "entities init --schema 7" in report.error.hint
+        with pytest.raises(Refused, match=r"manifest entities/manifest/7\.json is not there"):
+            world.read()
+        assert reconcile(world.store, SCHEMA).found.lost_manifest == "entities/manifest/7.json"
+
+    before: list[str] = []
+    refused()
+    init(world.store, SCHEMA)
+    expected = {0: "row 0", 1: "row 1", 2: "row 2", 4: "dirty"}
+    assert world.titles() == expected
+    # Row 4 alone was ever flushed, and nothing of it is left; the others never were.
+    world.delete(4)
+    world.sql("DELETE FROM change_log")
+    world.put(4, title="dirty")
+    before = world.paths()
+    world.objects.delete(["entities/manifest/7.json"])
+    refused()
+    reconcile(world.store, SCHEMA, repair=True)
+    assert world.titles() == expected
+    flush(world.store)
+    assert (world.dirty(), world.titles()) == (0, expected)
+
+
+def test_rows_that_were_deleted_before_the_log_need_no_init(world: World) -> None:
+    world.put(1, title="buried")
+    world.bury(1)
+    world.sql("DELETE FROM change_log")
+    assert world.read() == {}
+    world.put(2, title="new")
+    assert flush(world.store)[0].rows == 1
+    assert world.titles() == {2: "new"}
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), MemoryError(), pa.ArrowInvalid("odd")])
+def test_an_error_of_any_kind_in_one_schema_does_not_stop_the_others(world: World, error: Exception) -> None:
+    other = {**changed(), "schema_id": 8, "name": "other"}
+    world.registry = registry(changed(), other)
+    world.configure(max_batch_bytes=2 * 1024)
+    world.many(0, 4)
+    world.put(0, schema_id=8, title="other")
+    written: list[str] = []
+
+    def fail(point: str) -> None:
+        if point == "entities.share_written":
+            written.append(point)
+            if len(written) == 2:
+                raise error
+
+    faults.watch(fail)
+    first, second = flush(world.store)
+    faults.watch(None)
+    assert first.error is not None
+    assert type(error).__name__ in first.error.message
+    assert (second.error, second.rows) == (None, 1)
+    assert world.dirty() == 4
+    assert not [path for path in world.paths() if "_tmp" in path]
+    assert flush(world.store)[0].rows == 4
+
+
+def test_an_error_of_any_kind_in_one_compaction_does_not_stop_the_others(world: World) -> None:
+    other = {**changed(), "schema_id": 8, "name": "other"}
+    world.registry = registry(changed(), other)
+    world.put(0, title="one")
+    world.put(0, schema_id=8, title="other")
+    flush(world.store)
+
+    def fail() -> None:
+        raise OSError("No space left on device")
+
+    at("compaction.share_started", fail)
+    first, second = compact(world.store)
+    faults.watch(None)
+    assert first.error is not None
+    assert "No space left" in first.error.message
+    assert second.merged == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import psycopg
 import pytest
 
 from modak.core import faults
@@ -12,6 +13,7 @@ from modak.core.errors import Conflict, Refused
 from modak.core.faults import Fault, InjectedFault
 from modak.entities.config import CDCConfig
 from modak.entities.flushing import flush
+from modak.entities.health import status
 from modak.entities.initial import init
 from modak.entities.lock import schema_lock
 from modak.entities.plan import KeyRange, init_lanes
@@ -103,6 +105,45 @@ def test_what_changes_in_the_middle_of_an_init_is_seen_and_stays_dirty(world: Wo
     flush(world.store)
     assert world.dirty() == 0
     assert world.titles() == expected
+
+
+def test_a_change_of_a_subtransaction_that_is_committed_in_the_middle_of_an_init_stays_dirty(world: World) -> None:
+    """The number of a subtransaction is not in the text of a snapshot, so it looks as if it had ended."""
+    world.many(0, 3)
+    world.put(5, qty=70_000)
+    world.put(6, qty=70_000)
+    with psycopg.connect(world.dsn.conninfo()) as writer:
+        writer.execute("SELECT pg_current_xact_id()")
+        with writer.transaction():
+            writer.execute("UPDATE entity_main SET text_01 = 'late' WHERE ltbase_row_id = %s", (key(1),))
+            writer.execute("UPDATE eav_data SET value_numeric = 7 WHERE row_id = %s", (key(5),))
+        world.put(2, title="other")
+        at("init.before_export", writer.commit)
+        report = init(world.store, SCHEMA)
+        faults.watch(None)
+    assert (report.marked, len(report.unfit), world.dirty()) == (2, 2, 3)
+    assert world.titles() == {0: "row 0", 1: "late", 2: "other", 5: None, 6: None}
+    assert flush(world.store)[0].marked == 2
+    assert world.dirty() == 1
+    seen = world.read()
+    assert (seen[key(1)]["title"], seen[key(5)]["qty"], seen[key(6)]["qty"]) == ("late", 7, None)
+
+
+def test_dirty_rows_are_marked_in_pages_and_those_that_do_not_fit_are_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.entities.changelog.PAGE_ROWS", 2)
+    world.many(0, 7)
+    world.put(7, qty=70_000)
+    world.put(8, qty=70_000)
+    # As if it had been there before the log.
+    world.sql("DELETE FROM change_log WHERE row_id = %s", (key(8),))
+    report = init(world.store, SCHEMA)
+    assert (report.rows, report.marked, len(report.unfit), world.dirty()) == (7, 7, 2, 2)
+    assert flush(world.store)[0].rows == 0
+    assert len(world.read()) == 9
+    (row,) = status(world.store)
+    assert row.quarantined == 2
 
 
 def test_an_interrupted_init_leaves_nothing_visible(world: World) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from modak.core.errors import Conflict, ModakError, Refused
 from modak.entities.config import CDCConfig, CompactionConfig
-from modak.entities.evolution import keeps_values
+from modak.entities.evolution import keeps_values, with_former
 from modak.entities.manifest import (
     Manifest,
     ManifestEntry,
@@ -22,6 +22,7 @@ from modak.entities.manifest import (
     giving_up,
     listing_deltas,
     replacing_base,
+    stored,
     swapping,
 )
 from modak.entities.plan import (
@@ -206,9 +207,16 @@ def test_gc_deletes_what_was_removed_long_ago_and_notices_the_rest() -> None:
         ("numeric(10,2)", "numeric(12,4)", True),
         ("numeric(10,2)", "numeric(10,4)", False),
         ("numeric(5,0)", "bigint", False),
-        ("bigint", "text", True),
+        # The values stand in value_numeric, and texts are looked for in value_text.
+        ("bigint", "text", False),
+        ("smallint", "list<text>", False),
+        # A text is as somebody wrote it, a UUID in lower case.
+        ("uuid", "text", False),
         ("text", "bigint", False),
-        ("date", "datetime", True),
+        # A day may be written without a time and an offset.
+        ("date", "datetime", False),
+        ("date", "list<datetime>", False),
+        ("date", "list<date>", True),
         ("datetime", "date", False),
         ("text", "list<text>", True),
         ("list<smallint>", "list<bigint>", True),
@@ -218,6 +226,46 @@ def test_gc_deletes_what_was_removed_long_ago_and_notices_the_rest() -> None:
 )
 def test_which_types_hold_the_values_of_others(was: str, now: str, kept: bool) -> None:
     assert keeps_values(was, now) is kept
+
+
+def test_days_that_stand_as_milliseconds_may_become_moments() -> None:
+    assert keeps_values("date", "datetime", "bigint_01/unix_ms")
+    assert not keeps_values("date", "datetime", "text_01/iso8601")
+
+
+def held(seq: int, **attributes: tuple[int, str]) -> ManifestEntry:
+    return entry(f"f{seq}", seq=seq, attributes={name: StoredAttribute(*each) for name, each in attributes.items()})
+
+
+def test_a_rewrite_carries_on_what_the_registry_does_not_describe() -> None:
+    schema = read_registry([changed(paid={"id": 60, "type": "text"}, tags=None, qty=None)]).resolve(7)
+    sources = [
+        held(3, paid=(60, "text"), labels=(5, "list<text>"), qty=(4, "bigint"), cost=(9, "numeric(5,2)")),
+        held(1, title=(1, "text"), paid=(6, "bool"), tags=(5, "text"), qty=(4, "smallint")),
+    ]
+    widened = with_former(schema, sources)
+    assert [each for each in widened.attributes if each in schema.attributes] == list(schema.attributes)
+    former = {each.name: (each.id, each.type_name) for each in widened.attributes if each not in schema.attributes}
+    # The latest name and the widest type; a name that somebody else has now gives way.
+    assert former == {
+        "labels": (5, "list<text>"),
+        "qty": (4, "bigint"),
+        "cost": (9, "numeric(5,2)"),
+        "~6": (6, "bool"),
+    }
+    assert stored(widened.attributes)["cost"] == StoredAttribute(9, "numeric(5,2)")
+    assert [each.name for each in widened.attributes] == sorted(each.name for each in widened.attributes)
+    assert with_former(widened, sources) == widened
+
+
+def test_a_former_attribute_keeps_its_place_and_one_that_nobody_can_hold_is_refused() -> None:
+    schema = read_registry([changed(due=None)]).resolve(7)
+    before = stored(read_registry([INVOICE]).resolve(7).attributes)
+    assert stored(with_former(schema, [entry("f", attributes=before)]).attributes) == before
+    with pytest.raises(Refused, match="as smallint and as text"):
+        with_former(schema, [held(1, odd=(90, "smallint")), held(2, odd=(90, "text"))])
+    with pytest.raises(Refused, match="'odd' as 'blob'"):
+        with_former(schema, [held(1, odd=(90, "blob"))])
 
 
 def values(attribute: Attribute, raw: list[str | None]) -> list[Any]:
@@ -234,6 +282,9 @@ def values(attribute: Attribute, raw: list[str | None]) -> list[Any]:
         ("smallint", ["5.00", "1.5", "70000", "x", None, "007"], [5, "unfit", "unfit", "unfit", None, 7]),
         ("bigint", ["9223372036854775807", "9223372036854775808"], [2**63 - 1, "unfit"]),
         ("bigint", ["9" * 40, "1"], ["unfit", 1]),
+        ("smallint", ["0x10", "5"], ["unfit", 5]),
+        ("bigint", ["0xFFFFFFFFFFFFFFFF", "0X1", "", "-", "7"], [*["unfit"] * 4, 7]),
+        ("datetime", ["0x10", "1e3"], ["unfit"] * 2),
         ("bool", ["true", "FALSE", "1", "0", "yes", None], [True, False, True, False, "unfit", None]),
         ("uuid", ["A" * 8 + "-0000-0000-0000-" + "0" * 12, "x"], ["a" * 8 + "-0000-0000-0000-" + "0" * 12, "unfit"]),
         ("datetime", ["5", "1970-01-01T00:00:01Z"], [5, 1000]),
@@ -256,10 +307,44 @@ def test_numerics_fit_in_all_their_digits_or_not_at_all() -> None:
     assert values(whole, ["999", "1000", "5.0", "0.5"]) == [Decimal(999), "unfit", Decimal(5), "unfit"]
 
 
-@given(st.lists(st.one_of(st.none(), st.decimals(allow_nan=False, allow_infinity=False, places=4)), max_size=20))
-def test_a_number_that_fits_comes_out_as_itself(numbers: list[Decimal | None]) -> None:
-    wide = Attribute("a", 1, "numeric", precision=38, scale=4)
-    raw = [None if number is None else format(number, "f") for number in numbers]
-    for number, value in zip(numbers, values(wide, raw), strict=True):
-        digits = len(str(abs(int(number)))) if number is not None else 0
-        assert value == number or (value == "unfit" and digits > 34)
+def test_what_is_no_number_is_told_and_not_taken_for_zero() -> None:
+    money = Attribute("a", 1, "numeric", precision=6, scale=2)
+    assert values(money, ["", "-", "+", ".", "-.", "1e3", "0x10"]) == ["unfit"] * 7
+    assert values(money, ["0.", ".0", "-0", "+.5", "+5", "000"]) == [*[Decimal(0)] * 3, Decimal("0.5"), 5, 0]
+    # The same numbers one by one, and without company that needs a closer look.
+    assert [values(money, [text]) for text in ("1e3", "+5", "")] == [["unfit"], [Decimal(5)], ["unfit"]]
+
+
+@pytest.mark.parametrize("kind", ["date", "datetime"])
+def test_a_text_in_a_column_of_iso_texts_is_never_a_number_of_milliseconds(kind: str) -> None:
+    when = Attribute("a", 1, kind, column="text_01", encoding="iso8601")
+    raw = ["20260101", "2026", "5", None, "1970-01-01T00:00:01Z"]
+    assert values(when, raw) == ["unfit", "unfit", "unfit", None, 1000]
+    assert values(when, raw[:2]) == ["unfit", "unfit"]
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> tuple[int, list[Decimal | None]]:
+    """A scale, and numbers of up to 38 digits with no more places than that."""
+    scale = draw(st.integers(0, 38))
+
+    digits = st.integers(1, 38).flatmap(lambda count: st.integers(1 - 10**count, 10**count - 1))
+    number = st.tuples(digits, st.integers(0, scale)).map(lambda each: Decimal(f"{each[0]}E-{each[1]}"))
+    return scale, draw(st.lists(st.one_of(st.none(), number), max_size=20))
+
+
+@given(numbers())
+def test_a_number_that_fits_comes_out_as_itself(drawn: tuple[int, list[Decimal | None]]) -> None:
+    scale, wanted = drawn
+    wide = Attribute("a", 1, "numeric", precision=38, scale=scale)
+    raw = [None if number is None else format(number, "f") for number in wanted]
+    for number, value in zip(wanted, values(wide, raw), strict=True):
+        whole = "" if number is None else format(number.copy_abs(), "f").partition(".")[0].lstrip("0")
+        assert value == ("unfit" if len(whole) > 38 - scale else number)
+
+
+def test_a_number_never_becomes_another_one_by_its_scale() -> None:
+    wide = Attribute("a", 1, "numeric")
+    assert values(wide, ["12345678901234567890123456789012345678", "1"]) == ["unfit", Decimal(1)]
+    fits = "1234567890123456789012345678.0123456789"
+    assert values(wide, [fits, fits + "000", "-" + fits]) == [Decimal(fits), Decimal(fits), Decimal("-" + fits)]

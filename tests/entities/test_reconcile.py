@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from modak.entities.flushing import flush
 from modak.entities.health import status
 from modak.entities.initial import init
 from modak.entities.lock import schema_lock
-from modak.entities.reconciling import collect, look, reconcile
+from modak.entities.reconciling import Reconciled, collect, look, reconcile
 from modak.entities.verifying import verify
 from tests.entities.test_flush import at
 from tests.entities.world import SCHEMA, World, key
@@ -118,6 +119,58 @@ def test_repair_and_gc_need_the_lock(world: World) -> None:
         for flags in ({"repair": True}, {"gc": True}):
             with pytest.raises(Conflict):
                 reconcile(world.store, SCHEMA, **flags)
+
+
+def test_files_that_somebody_is_about_to_list_are_no_difference(world: World) -> None:
+    world.many(0, 3)
+    seen: list[Reconciled] = []
+    at("flush.before_publish", lambda: seen.append(reconcile(world.store, SCHEMA)))
+    flush(world.store)
+    at("init.after_export", lambda: seen.append(reconcile(world.store, SCHEMA)))
+    init(world.store, SCHEMA, replace_delta=True)
+    faults.watch(None)
+    assert [(each.busy, each.found.any, len(each.found.waiting)) for each in seen] == [(True, False, 1)] * 2
+    done = reconcile(world.store, SCHEMA)
+    assert (done.busy, done.found.any) == (False, False)
+
+
+def test_the_manifest_of_a_first_init_is_not_lost_while_it_runs(world: World) -> None:
+    world.many(0, 3)
+    # As if they had been there before the triggers.
+    world.sql("DELETE FROM change_log")
+    seen: list[Reconciled] = []
+    at("init.before_publish", lambda: seen.append(reconcile(world.store, SCHEMA)))
+    init(world.store, SCHEMA)
+    faults.watch(None)
+    assert [(each.busy, each.found.any) for each in seen] == [(True, False)]
+    assert not reconcile(world.store, SCHEMA).found.any
+
+
+def test_what_was_listed_between_two_looks_is_no_difference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = orphan(world)
+    assert reconcile(world.store, SCHEMA).found.delta_orphans == (path,)
+
+    def listed(*_: object) -> AbstractContextManager[object]:
+        # The flush ends after the first look and before the lock is tried.
+        world.objects.delete([path])
+        return schema_lock(*_)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("modak.entities.reconciling.schema_lock", listed)
+    done = reconcile(world.store, SCHEMA)
+    assert (done.busy, done.found.any) == (False, False)
+
+
+def test_a_lost_file_is_a_difference_also_while_somebody_works(world: World) -> None:
+    world.many(0, 3)
+    flush(world.store)
+    (lost,) = world.paths()
+    world.objects.put(f"entities/delta/{SCHEMA}/_tmp/half.parquet", b"half")
+    world.objects.delete([lost])
+    with schema_lock(world.store.address, SCHEMA, "change_log"):
+        done = reconcile(world.store, SCHEMA)
+    assert done.busy
+    assert [entry.path for entry in done.found.missing] == [lost]
+    assert done.found.leftovers == ()
 
 
 def test_verify_names_the_attribute_that_differs(world: World) -> None:

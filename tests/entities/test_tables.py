@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from modak.core import faults
 from modak.core.errors import Refused, UsageError
 from modak.entities.changelog import ChangeLog
 from modak.entities.compaction import compact
@@ -25,6 +26,7 @@ from modak.entities.verifying import verify
 from modak.postgres.connect import connect
 from modak.postgres.dsn import Dsn
 from modak.postgres.embedded import EmbeddedServer
+from tests.entities.test_flush import at
 from tests.entities.world import SCHEMA, World, key
 
 
@@ -81,6 +83,118 @@ def test_tables_of_another_shape_are_refused_with_everything_that_is_wrong(fresh
         for part in ("schema_id is integer", "no column changed_at", "primary key"):
             assert part in caught.value.message
         assert conn.execute("SELECT to_regclass('entity_main')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("entity_main ALTER ltbase_created_at DROP NOT NULL", "entity_main.ltbase_created_at takes NULL"),
+        ("entity_main ALTER ltbase_updated_at DROP NOT NULL", "entity_main.ltbase_updated_at takes NULL"),
+        ("change_log ALTER changed_at DROP NOT NULL", "change_log.changed_at takes NULL"),
+        ("entity_main ALTER ltbase_deleted_at SET NOT NULL", "entity_main.ltbase_deleted_at takes no NULL"),
+        ("change_log ALTER deleted_at SET NOT NULL", "change_log.deleted_at takes no NULL"),
+        ("change_log ADD who text NOT NULL", "for want of public.change_log.who"),
+    ],
+)
+def test_columns_that_would_stop_writers_or_flushes_are_refused(world: World, change: str, said: str) -> None:
+    world.sql(f"ALTER TABLE {change}")
+    with world.connect() as conn:
+        for act in (install, check):
+            with pytest.raises(Refused, match="not those of an entity store") as caught:
+                act(conn, world.store.tables)
+            assert said in caught.value.message
+
+
+def test_columns_of_the_log_that_fill_themselves_are_welcome(world: World) -> None:
+    world.sql(
+        "CREATE DOMAIN filled AS text NOT NULL DEFAULT 'x'; ALTER TABLE change_log ADD who text NOT NULL DEFAULT"
+        " current_user, ADD at int GENERATED ALWAYS AS IDENTITY, ADD note text, ADD twice bigint NOT NULL GENERATED"
+        " ALWAYS AS (changed_at * 2) STORED, ADD of filled"
+    )
+    world.put(1, title="one")
+    assert flush(world.store)[0].marked == 1
+    assert world.titles() == {1: "one"}
+
+
+def test_the_triggers_of_another_change_log_are_never_replaced(world: World) -> None:
+    other = EntityTables.of(CDCConfig(change_log_table="other_log"))
+    with world.connect() as conn:
+        for act in (install, check):
+            with pytest.raises(Refused) as caught:
+                act(conn, other)
+            if act is check:
+                assert caught.value.code == "entities.no_tables"
+                continue
+            assert "entity_main and public.eav_data are watched for another change log" in caught.value.message
+            assert "public.change_log_mark_main()" in caught.value.message
+        assert conn.execute("SELECT to_regclass('other_log')").fetchone() == (None,)
+        world.put(1, title="one")
+        assert world.dirty() == 1
+        # Whoever has made that log by hand is told the same by every command.
+        conn.execute("CREATE TABLE other_log (LIKE change_log INCLUDING ALL)")
+        with pytest.raises(Refused, match="watched for another change log") as caught:
+            check(conn, other)
+        statement = re.search(r"DROP FUNCTION .* CASCADE", caught.value.hint)
+        assert statement is not None
+        conn.execute(statement[0])  # type: ignore[call-overload]
+        assert install(conn, other).dirtied == 0
+        world.put(1, title="two")
+        assert conn.execute("SELECT count(*) FROM other_log").fetchone() == (1,)
+        with pytest.raises(Refused, match="watched for another change log"):
+            flush(world.store)
+
+
+# What is left of the triggers when somebody who switched them off installs again.
+UNWATCHED = (
+    "SELECT",
+    "ALTER TABLE entity_main ENABLE TRIGGER USER",
+    "DROP TRIGGER modak_entities_update ON entity_main",
+)
+
+
+@pytest.mark.parametrize("how", UNWATCHED)
+@pytest.mark.parametrize("slots", [True, False])
+def test_what_changed_while_nobody_watched_is_exported_after_an_install(world: World, how: str, slots: bool) -> None:
+    world.many(0, 3)
+    world.put(1, schema_id=9, title="of another schema")
+    init(world.store, SCHEMA)
+    if not slots:
+        # All rows were there before the log.
+        world.sql("DELETE FROM change_log")
+    world.sql("ALTER TABLE entity_main DISABLE TRIGGER USER")
+    world.sql("UPDATE entity_main SET text_01 = 'unseen' WHERE ltbase_row_id = %s AND ltbase_schema_id = 7", (key(1),))
+    world.sql(how)
+    with world.connect() as conn:
+        assert install(conn, world.store.tables).dirtied == 4
+        assert install(conn, world.store.tables).dirtied == 0
+    assert world.titles() == {0: "row 0", 1: "unseen", 2: "row 2"}
+    flush(world.store, schemas=[SCHEMA])
+    assert (world.dirty(), world.titles()) == (0, {0: "row 0", 1: "unseen", 2: "row 2"})
+
+
+def test_a_flush_under_way_does_not_mark_what_an_install_made_dirty(world: World) -> None:
+    world.many(0, 3)
+
+    def gap() -> None:
+        world.sql("ALTER TABLE entity_main DISABLE TRIGGER USER")
+        world.sql("UPDATE entity_main SET text_01 = 'unseen' WHERE ltbase_row_id = %s", (key(1),))
+        with world.connect() as conn:
+            install(conn, world.store.tables)
+
+    at("flush.after_export", gap)
+    flush(world.store)
+    faults.watch(None)
+    assert world.titles()[1] == "unseen"
+    flush(world.store)
+    assert (world.dirty(), world.titles()[1]) == (0, "unseen")
+
+
+def test_a_log_that_was_dropped_is_made_anew_with_every_row_in_it(world: World) -> None:
+    world.many(0, 3)
+    world.sql("DROP TABLE change_log")
+    with world.connect() as conn:
+        assert install(conn, world.store.tables).dirtied == 3
+    assert world.dirty() == 3
 
 
 def test_a_store_whose_writes_are_not_watched_is_never_flushed(world: World) -> None:

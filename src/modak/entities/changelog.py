@@ -7,7 +7,7 @@ quarantine, until they or the registry change. A batch of ids is held in memory,
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -49,7 +49,14 @@ WITH RECURSIVE found(schema_id) AS (
 )
 SELECT schema_id FROM found WHERE schema_id IS NOT NULL
 """
-_FLUSHED = "SELECT EXISTS (SELECT FROM {log} WHERE schema_id = %(schema)s AND flushed_at <> 0)"
+# A live row without any slot was there before anybody watched, so it is in a base or nowhere; the first one that is
+# found ends the search.
+_STORED = """
+SELECT EXISTS (SELECT FROM {log} WHERE schema_id = %(schema)s AND flushed_at <> 0) OR EXISTS (
+    SELECT FROM {main} m WHERE m.ltbase_schema_id = %(schema)s AND m.ltbase_deleted_at IS NULL
+    AND NOT EXISTS (SELECT FROM {log} c WHERE c.schema_id = %(schema)s AND c.row_id = m.ltbase_row_id)
+)
+"""
 # The previous flushed slot goes, so the log stays as long as the store has rows; its stamp is passed on, so that stamps
 # of a row only grow. It is looked up row by row, in the index: nobody can foresee how many rows `mine` has, and where
 # two lists of them are joined Postgres may compare each with each.
@@ -82,11 +89,6 @@ ON e.row_id = c.row_id AND e.version = c.xmin WHERE {_DIRTY_SLOT}
 """
 _LISTED = f"JOIN unnest(%(rows)s::uuid[]) AS e(row_id) ON e.row_id = c.row_id WHERE {_DIRTY_SLOT} AND {{stamped}}"
 _STAMPED = "c.changed_at <= %(snapshot)s"
-# A version that the export's snapshot sees is the one that was exported. `age` counts back from our own transaction.
-_VISIBLE = """
-pg_visible_in_snapshot(greatest(3, %(top)s::int8 - age(c.xmin))::text::xid8, %(snapshot)s::pg_snapshot)
-"""
-_SEEN = f"WHERE {_DIRTY_SLOT} AND {{fit}} AND {_VISIBLE}"
 _QUARANTINE = """
 INSERT INTO {quarantine} (schema_id, row_id, version, registry, reason, noticed_at)
 SELECT %(schema)s, e.row_id, e.version, %(digest)s, e.reason, %(now)s
@@ -117,10 +119,18 @@ SELECT count(*) FROM {quarantine} q JOIN {log} c
 ON c.schema_id = q.schema_id AND c.row_id = q.row_id AND c.flushed_at = 0 AND q.version = c.xmin::text
 WHERE q.schema_id = %(schema)s AND q.registry = %(digest)s
 """
-_SEEN_VERSIONS = f"""
+_VERSIONS = f"""
 SELECT c.row_id::text, c.xmin::text FROM {{log}} c JOIN unnest(%(rows)s::uuid[]) AS e(row_id) ON e.row_id = c.row_id
-WHERE {_DIRTY_SLOT} AND (c.xmin = pg_current_xact_id()::xid OR {_VISIBLE})
+WHERE {_DIRTY_SLOT}
 """  # noqa: S608 - composed of constants
+_SLOTS = f"""
+SELECT string_agg(row_id::text, ',' ORDER BY row_id), string_agg(xmin::text, ',' ORDER BY row_id), count(*) FROM (
+    SELECT c.row_id, c.xmin, (row_number() OVER (ORDER BY c.row_id) - 1) / %(rows)s AS page FROM {{log}} c
+    WHERE {_DIRTY_SLOT}
+) AS seen GROUP BY page ORDER BY page
+"""  # noqa: S608 - composed of constants
+PAGE_ROWS = 50_000
+"""Dirty rows of a snapshot that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +266,16 @@ class ChangeLog:
         row = conn.execute(self._sql(_COUNT_QUARANTINED), self._names).fetchone()
         return int(row[0]) if row else 0
 
-    def put_aside(self, conn: psycopg.Connection[Any], unfit: Sequence[Unfit], snapshot: str, now: int) -> None:
-        """Quarantine rows as an export's snapshot saw them, clean ones too; what changed since is only dirty."""
-        rows = [each.row_id for each in unfit]
+    def put_aside(
+        self, conn: psycopg.Connection[Any], unfit: Sequence[Unfit], seen: psycopg.Connection[Any], now: int
+    ) -> None:
+        """Quarantine rows as the snapshot of `seen` has them, clean ones too; what changed since is only dirty."""
+        names = {**self._names, "rows": [each.row_id for each in unfit], "now": now}
+        before = dict(seen.execute(self._sql(_VERSIONS), names).fetchall())
         with conn.transaction():
             # Whoever changes one of them now waits for us, and makes another version of it.
-            self.make_dirty(conn, rows, now)
-            names = {**self._names, "rows": rows, "snapshot": snapshot, "top": _top(conn)}
-            versions = dict(conn.execute(self._sql(_SEEN_VERSIONS), names).fetchall())
+            made = conn.execute(self._sql(f"{_DIRTY} RETURNING row_id::text, xmin::text"), names).fetchall()
+            versions = {**dict(made), **before}
             known = [each for each in unfit if each.row_id in versions]
             self.quarantine(conn, known, [versions[each.row_id] for each in known], now)
 
@@ -275,27 +287,23 @@ class ChangeLog:
         """Have every row with an id in a range exported again that Postgres has or once had."""
         return conn.execute(self._sql(_DIRTY_RANGE), {**self._names, "low": low, "high": high, "now": now}).rowcount
 
-    def mark_seen(self, conn: psycopg.Connection[Any], snapshot: str, now: int) -> int:
-        """Mark every row flushed whose dirty version an export's snapshot sees; how many there were."""
-        with conn.transaction():
-            names = {**self._names, "snapshot": snapshot, "now": now, "top": _top(conn)}
-            query = _mark(self._tables, _SEEN.format(fit=_FIT), "count(*)")
-            row = conn.execute(query, names).fetchone()
-        return int(row[0]) if row else 0
+    def slots(self, conn: psycopg.Connection[Any]) -> Iterator[Part]:
+        """Every dirty row as the connection's snapshot sees it, quarantined ones too, in pages.
 
-    def ever_flushed(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether a row of the schema was ever marked, so that there must be a manifest."""
-        row = conn.execute(self._sql(_FLUSHED), self._names).fetchone()
+        Which versions a snapshot sees, only Postgres can say: the numbers of subtransactions are not in its text.
+        """
+        with conn.cursor(name="slots") as cursor:
+            cursor.execute(self._sql(_SLOTS), {**self._names, "rows": PAGE_ROWS})
+            while page := cursor.fetchone():
+                yield Part(*page)
+
+    def stored(self, conn: psycopg.Connection[Any]) -> bool:
+        """Whether rows of the schema are in files or nowhere, so that there must be a manifest."""
+        row = conn.execute(self._sql(_STORED), self._names).fetchone()
         return row is not None and bool(row[0])
 
     def _sql(self, text: str) -> sql.Composed:
         return _composed(text.replace("{fit}", _FIT), self._tables)
-
-
-def _top(conn: psycopg.Connection[Any]) -> int:
-    """The number of the transaction that runs."""
-    row = conn.execute("SELECT pg_current_xact_id()::text").fetchone()
-    return int(row[0]) if row else 0
 
 
 def dirty_schemas(conn: psycopg.Connection[Any], tables: EntityTables) -> list[int]:

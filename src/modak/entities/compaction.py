@@ -19,7 +19,7 @@ import structlog
 from modak.core.clock import SystemClock
 from modak.core.errors import Conflict, ModakError, UsageError
 from modak.core.faults import reach
-from modak.entities.evolution import check_evolution
+from modak.entities.evolution import check_evolution, with_former
 from modak.entities.export import check_objects, discard, land_bases
 from modak.entities.files import Compression, Draft, Writer, local_files
 from modak.entities.kernel import Kernel, Merge, keys_sql, merged_schema, newest, running
@@ -160,6 +160,8 @@ def _rewrite(
     store: EntityStore, schema: EntitySchema, held: Held, planned: Rewrite, lock: SchemaLock
 ) -> CompactionReport:
     prefix = store.compaction.temp_prefix or store.config.s3_prefix
+    # An attribute that is missing from the registry today may be back tomorrow.
+    schema = with_former(schema, planned.sources)
     shares = [
         Share(
             Merge(
@@ -179,9 +181,12 @@ def _rewrite(
         for part in planned.ranges
     ]
     reach("compaction.before_rewrite")
-    written = store.crew.run(rewrite_share, shares, planned.rows)
+    at_once = store.compaction.max_parallel_files or len(shares)
+    drafts: list[Draft] = []
+    for first in range(0, len(shares), at_once):
+        written = store.crew.run(rewrite_share, shares[first : first + at_once], planned.rows)
+        drafts += [draft for each in written for draft in each]
     reach("compaction.rewritten")
-    drafts = [draft for drafts in written for draft in drafts]
     # A store in which every row is deleted has one base file without rows, so that it is known to be empty.
     landed = land_bases(store, schema, drafts or [_nothing_left(shares[0])])
     seq = max(entry.seq for entry in planned.sources)

@@ -132,13 +132,15 @@ class Writer:
             path = Path(self._folder.name) / f"{self._count}.parquet"
             self._count += 1
             level = {"compression_level": self._compression.level} if self._compression.codec in _LEVELS else {}
+            dictionaries = _repeating(first)
             self._open = _Open(
                 path,
                 pq.ParquetWriter(
                     str(path),
                     self._schema,
                     compression=self._compression.codec,
-                    use_dictionary=_repeating(first) or False,
+                    use_dictionary=dictionaries or False,
+                    column_encoding=_differing(self._schema, dictionaries) or None,
                     store_decimal_as_integer=True,
                     **level,
                 ),
@@ -232,6 +234,14 @@ def _repeating(table: pa.Table) -> list[str]:
     head = table.slice(0, SAMPLE_ROWS)
     flat = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
     return [name for name in flat if pc.count_distinct(head.column(name)).as_py() * 2 <= max(head.num_rows, 1)]
+
+
+def _differing(schema: pa.Schema, dictionaries: Sequence[str]) -> dict[str, str]:
+    """The columns of whole numbers, of which only the differences are written: times and counts lie close together."""
+    import pyarrow as pa
+
+    whole = [field.name for field in schema if pa.types.is_integer(field.type)]
+    return {name: "DELTA_BINARY_PACKED" for name in whole if name not in dictionaries}
 
 
 def _note(file: _Open, part: pa.Table) -> None:

@@ -185,7 +185,7 @@ def _try_batch(store: EntityStore, installed: Installed, schema: EntitySchema, l
     check_evolution(schema, held.manifest)
     with holding(store, installed) as snapshot:
         reach("flush.snapshot_taken")
-        if held.meta is None and changes.ever_flushed(snapshot.conn):
+        if held.meta is None and changes.stored(snapshot.conn):
             raise lost(store.manifests.key(schema.schema_id), schema.schema_id)
         parts = changes.batch(snapshot.conn, limit, store.config.chunk_rows)
         exported = _export(store, schema, snapshot, parts)

@@ -8,6 +8,8 @@ init that is interrupted leaves nothing that anybody sees. Memory in the driver:
 from __future__ import annotations
 
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import structlog
@@ -15,7 +17,7 @@ from psycopg import sql
 
 from modak.core.errors import Conflict, Refused
 from modak.core.faults import reach
-from modak.entities.changelog import ChangeLog, Unfit
+from modak.entities.changelog import ChangeLog, Part, Unfit
 from modak.entities.evolution import check_evolution
 from modak.entities.export import Exported, check_objects, discard, export_share, land_bases, rolled, share_of
 from modak.entities.files import Draft, Writer
@@ -95,23 +97,20 @@ def init(store: EntityStore, schema_id: int, *, replace_delta: bool = False) -> 
 def _init(
     store: EntityStore, installed: Installed, schema: EntitySchema, lock: SchemaLock, held: Held, began: float
 ) -> InitReport:
+    changes = ChangeLog(store.tables, schema.schema_id, schema.digest)
+    # The snapshot is held to the end: it alone knows which versions of the dirty rows were exported.
     with holding(store, installed) as snapshot:
         reach("init.snapshot_taken")
         exported = _export(store, schema, snapshot)
         snapshot.check()
-        seen = snapshot.sees
-    drafts = [draft for share in exported for draft in share.drafts] or [_empty(store, schema)]
-    unfit = tuple(each for share in exported for each in share.unfit)
-    changes = ChangeLog(store.tables, schema.schema_id, schema.digest)
-    if unfit:
-        # They are in no file, so they must be dirty before the files count: then a read takes them from Postgres.
-        _put_aside(store, changes, unfit, seen)
-    landed = land_bases(store, schema, drafts)
-    manifest = _publish(store, held, landed.entries, lock)
-    with store.connect() as conn:
-        reach("init.before_mark")
-        marked = changes.mark_seen(conn, seen, store.now_ms)
-        reach("init.marked")
+        drafts = [draft for share in exported for draft in share.drafts] or [_empty(store, schema)]
+        unfit = tuple(each for share in exported for each in share.unfit)
+        if unfit:
+            # They are in no file, so they must be dirty before the files count: then a read takes them from Postgres.
+            _put_aside(store, changes, unfit, snapshot)
+        landed = land_bases(store, schema, drafts)
+        manifest = _publish(store, held, landed.entries, lock)
+        marked = _mark(store, changes, unfit, snapshot)
     report = InitReport(
         schema.schema_id,
         sum(entry.row_count for entry in landed.entries),
@@ -204,9 +203,30 @@ def _publish(store: EntityStore, held: Held, entries: tuple[ManifestEntry, ...],
     return manifest
 
 
-def _put_aside(store: EntityStore, changes: ChangeLog, unfit: tuple[Unfit, ...], seen: str) -> None:
+def _put_aside(store: EntityStore, changes: ChangeLog, unfit: tuple[Unfit, ...], snapshot: Snapshot) -> None:
     with store.connect() as conn:
         reach("init.before_quarantine")
-        changes.put_aside(conn, unfit, seen, store.now_ms)
+        changes.put_aside(conn, unfit, snapshot.conn, store.now_ms)
         reach("init.quarantined")
     log.warning("entities.quarantined", schema=changes.schema_id, rows=len(unfit), because=unfit[0].reason)
+
+
+def _mark(store: EntityStore, changes: ChangeLog, unfit: tuple[Unfit, ...], snapshot: Snapshot) -> int:
+    """Every version that the snapshot sees, page by page; a row that has changed since stays dirty."""
+    aside = {each.row_id for each in unfit}
+
+    def mark(page: Part) -> int:
+        with store.connect() as conn:
+            return changes.mark(conn, page.without(aside) if aside else page, store.now_ms)
+
+    reach("init.before_mark")
+    marked = 0
+    with ThreadPoolExecutor(store.crew.cores) as pool:
+        marking: deque[Future[int]] = deque()
+        for page in changes.slots(snapshot.conn):
+            marking.append(pool.submit(mark, page))
+            if len(marking) > store.crew.cores:
+                marked += marking.popleft().result()
+        marked += sum(each.result() for each in marking)
+    reach("init.marked")
+    return marked

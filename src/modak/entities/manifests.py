@@ -91,12 +91,12 @@ class Manifests:
 
 
 def lost(key: str, schema_id: int) -> Refused:
-    """Rows were flushed, so a manifest was written; where it is not, the store would look almost empty."""
+    """Rows are not dirty, so they are in files or nowhere; without a manifest the store would look almost empty."""
     return Refused(
         "entities.no_manifest",
-        f"Rows of schema {schema_id} were flushed, and their manifest {key} is not there.",
-        hint="Check MODAK_ENTITIES_PREFIX, MODAK_WAREHOUSE and the bucket. If it is lost: "
-        f"modak-worker entities init --schema {schema_id} exports everything anew.",
+        f"Rows of schema {schema_id} are not dirty, so they should be in files, and the manifest {key} is not there.",
+        hint=f"modak-worker entities init --schema {schema_id} exports everything. If that was done before, check "
+        "MODAK_ENTITIES_PREFIX, MODAK_WAREHOUSE and the bucket first.",
     )
 
 

@@ -142,11 +142,11 @@ def settle(store: EntityStore, schema: EntitySchema, hot_at: Callable[[Snapshot]
         reach("read.manifest_read")
         with holding(store, installed) as snapshot:
             found = hot_at(snapshot)
-            flushed = before.meta is None and changes.ever_flushed(snapshot.conn)
+            stored = before.meta is None and changes.stored(snapshot.conn)
             snapshot.check()
         reach("read.rows_read")
         after = store.manifests.load(schema.schema_id)
-        if after.meta is None and flushed:
+        if after.meta is None and stored:
             raise lost(store.manifests.key(schema.schema_id), schema.schema_id)
         if after.manifest.last_flush_seq == before.manifest.last_flush_seq:
             return after.manifest, found

@@ -45,6 +45,8 @@ class Reconciled:
     deleted: int = 0
     waiting: int = 0
     """Files that gc will delete once their grace is over."""
+    busy: bool = False
+    """Somebody else works on the schema, so what is not listed yet may be soon: it waits and is no difference."""
 
 
 def reconcile(
@@ -53,7 +55,7 @@ def reconcile(
     """Compare, and where asked for put right and clean up, under the schema's lock."""
     schema = store.registry.resolve(schema_id)
     if not repair and not gc:
-        return Reconciled(schema_id, look(store, schema_id))
+        return _looked(store, schema_id)
     with store.connect() as conn:
         check(conn, store.tables)
     with schema_lock(store.address, schema_id, store.config.change_log_table) as lock:
@@ -83,6 +85,19 @@ def collect(store: EntityStore) -> int:
     return deleted
 
 
+def _looked(store: EntityStore, schema_id: int) -> Reconciled:
+    """What is not published is only a difference where nobody is at work who would publish it."""
+    found = look(store, schema_id)
+    if not _unlisted(found) and not found.lost_manifest:
+        return Reconciled(schema_id, found)
+    with schema_lock(store.address, schema_id, store.config.change_log_table) as lock:
+        if lock is not None:
+            return Reconciled(schema_id, look(store, schema_id))
+    waiting = tuple(sorted({*found.waiting, *_unlisted(found)}))
+    calm = replace(found, delta_orphans=(), base_orphans=(), leftovers=(), waiting=waiting, lost_manifest="")
+    return Reconciled(schema_id, calm, busy=True)
+
+
 def look(store: EntityStore, schema_id: int) -> Differences:
     """How the manifest and the objects of a schema differ now."""
     # The manifest first: a file that is published meanwhile then looks like an orphan at worst, never like a loss.
@@ -90,13 +105,17 @@ def look(store: EntityStore, schema_id: int) -> Differences:
     found = compare(held.manifest, _objects(store, schema_id), delta_folder(store.config.s3_prefix, schema_id))
     # A file may be listed that is not where files are written now: the prefix is a setting.
     gone = tuple(entry for entry in found.missing if store.objects.head(entry.path) is None)
-    lost = store.manifests.key(schema_id) if held.meta is None and _ever_flushed(store, schema_id) else ""
+    lost = store.manifests.key(schema_id) if held.meta is None and _stored(store, schema_id) else ""
     return replace(found, missing=gone, lost_manifest=lost)
 
 
-def _ever_flushed(store: EntityStore, schema_id: int) -> bool:
+def _unlisted(found: Differences) -> tuple[str, ...]:
+    return (*found.delta_orphans, *found.base_orphans, *found.leftovers)
+
+
+def _stored(store: EntityStore, schema_id: int) -> bool:
     with store.connect() as conn:
-        return ChangeLog(store.tables, schema_id, "").ever_flushed(conn)
+        return ChangeLog(store.tables, schema_id, "").stored(conn)
 
 
 def _objects(store: EntityStore, schema_id: int) -> Iterator[str]:

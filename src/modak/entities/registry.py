@@ -200,7 +200,7 @@ def check_names(attributes: Sequence[Attribute], where: str, former: Iterable[st
 
 def _attribute(where: str, name: str, described: Any) -> Attribute:
     at = f"{where}, attribute {name!r}"
-    # A tilde at the beginning marks columns that only exist while rows are merged.
+    # A tilde at the beginning marks columns of merging, and those of attributes that the registry no longer has.
     if not name or name != name.strip() or name.startswith("~") or _CONTROL.search(name):
         raise _wrong(f"In {where} {name!r} is not the name of an attribute.")
     if not isinstance(described, dict):

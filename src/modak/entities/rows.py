@@ -3,11 +3,13 @@
 Two queries under one snapshot. The first gives the keys with the fixed columns and those of `entity_main`, the second
 the rows of `eav_data`, both in the order in which the heap has them: an order or a grouping by Postgres would cost six
 times as much as `pivot.py` needs to bring them together. Several connections can share the pages of a table.
-Memory is bounded by `PORTION_BYTES` of each: keys that have more are halved.
+Memory is bounded by `PORTION_BYTES` of each, shared by its connections: keys that have more are halved.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PORTION_BYTES = 1 << 30
-"""What each of the two queries may bring for one portion; keys that have more are halved."""
+"""What each of the two queries may bring for one portion, in all its lanes; keys that have more are halved."""
+_MOST_MILLIS = 2**31 - 1
+"""The longest limit of a statement that Postgres takes."""
 _NATIVE = frozenset({"smallint", "integer", "bigint"})
 
 
@@ -91,6 +95,20 @@ class Source:
     lanes: Lanes = Lanes()
 
 
+class _Room:
+    """How many bytes a query may still bring, whichever of its lanes they come through."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for so many bytes more; where there is none, there is none for the other lanes."""
+        with self._lock:
+            self._left -= size
+            return self._left >= 0
+
+
 class _TooMuch(Exception):
     """More bytes than one portion may hold; `row_ids` are those of the rows that had arrived."""
 
@@ -120,8 +138,9 @@ def _portion(source: Source, keys: Keys, limit: int) -> Rows | None:
     loose = [each for each in source.schema.attributes if each.column is None]
     query = eav_query(source.tables, source.schema, keys) if loose else ""
     queries = _by_pages(query, "ctid", source.lanes.shares(source.lanes.eav_pages)) if loose else []
+    room = _Room(limit)
     try:
-        return pivot(source.schema, main, [_batches(source, each, limit) for each in queries])
+        return pivot(source.schema, main, [_batches(source, each, room) for each in queries])
     except _TooMuch:
         raise _TooMuch(row_ids_of(main.column("key"))) from None
 
@@ -131,8 +150,14 @@ def _main(source: Source, keys: Keys, limit: int) -> pa.Table:
 
     query = main_query(source.tables, source.schema, keys)
     queries = _by_pages(query, "m.ctid", source.lanes.shares(source.lanes.main_pages))
+    room = _Room(limit)
     with ThreadPoolExecutor(len(queries)) as pool:
-        return pa.concat_tables(pool.map(lambda each: _fetched(source, each, limit), queries))
+        found = list(pool.map(lambda each: _fetched(source, each, room), queries))
+    table = pa.concat_tables(part for part, _ in found)
+    if not all(whole for _, whole in found):
+        # What all lanes have seen of the keys tells best where their middle is.
+        raise _TooMuch(row_ids_of(table.column("key")))
+    return table
 
 
 def _by_pages(query: str, column: str, shares: Sequence[tuple[int, int | None]]) -> list[str]:
@@ -236,37 +261,48 @@ def eav_query(tables: EntityTables, schema: EntitySchema, keys: Keys) -> str:
     return query.as_string()
 
 
-def _fetched(source: Source, query: str, limit: int) -> pa.Table:
+def _fetched(source: Source, query: str, room: _Room) -> tuple[pa.Table, bool]:
+    """What a query brings, and whether that is all of it."""
     import pyarrow as pa
 
     batches: list[pa.RecordBatch] = []
     try:
-        batches.extend(_batches(source, query, limit))
+        batches.extend(_batches(source, query, room))
     except _TooMuch:
-        raise _TooMuch(row_ids_of(pa.Table.from_batches(batches).column("key"))) from None
-    return pa.Table.from_batches(batches)
+        return pa.Table.from_batches(batches), False
+    return pa.Table.from_batches(batches), True
 
 
-def _batches(source: Source, query: str, limit: int) -> Iterator[pa.RecordBatch]:
+def _batches(source: Source, query: str, room: _Room) -> Iterator[pa.RecordBatch]:
     """What a query brings, at least one batch; the one that is too much is the last."""
     import pyarrow as pa
 
-    size = 0
-    until = time.monotonic() + source.timeout_seconds if source.timeout_seconds else None
-    with stream(source.address.fresh(), query, snapshot=source.snapshot) as opened:
-        yield pa.RecordBatch.from_pylist([], opened.schema)
-        for batch in opened:
-            yield batch
-            size += batch.nbytes
-            if size > limit:
-                raise _TooMuch(None)
-            if until is not None and time.monotonic() > until:
-                raise ModakError(
-                    "entities.timeout",
-                    f"Reading rows took longer than {source.timeout_seconds:g} s.",
-                    hint="Raise MODAK_ENTITIES_QUERY_TIMEOUT, or lower the batch size.",
-                    retryable=True,
-                )
+    seconds = source.timeout_seconds
+    until = time.monotonic() + seconds if seconds else math.inf
+    millis = min(math.ceil(seconds * 1000), _MOST_MILLIS)
+    try:
+        with stream(source.address.fresh(), query, snapshot=source.snapshot, statement_millis=millis) as opened:
+            yield pa.RecordBatch.from_pylist([], opened.schema)
+            for batch in opened:
+                yield batch
+                if not room.take(batch.nbytes):
+                    raise _TooMuch(None)
+                if time.monotonic() > until:
+                    raise _late(seconds)
+    except ModakError:
+        if time.monotonic() <= until:
+            raise
+        # Postgres itself ends a query that brings nothing for so long.
+        raise _late(seconds) from None
+
+
+def _late(seconds: float) -> ModakError:
+    return ModakError(
+        "entities.timeout",
+        f"Reading rows took longer than {seconds:g} s.",
+        hint="Raise MODAK_ENTITIES_QUERY_TIMEOUT, or lower the batch size.",
+        retryable=True,
+    )
 
 
 def _halves(keys: Keys, row_ids: Any) -> Sequence[Keys]:
@@ -311,10 +347,16 @@ def _chosen(column: str, keys: Keys) -> sql.Composed:
     return _within(column, keys.within)
 
 
+# Milliseconds are in value_numeric. A text such as 20260101 must not pass for some, so it is made one that never fits.
+_DATED = "CASE WHEN {} AND value_text NOT LIKE '____-%' THEN '?' || value_text ELSE value_text END"
+
+
 def _value(loose: Sequence[Attribute]) -> sql.Composed:
     """Texts for texts, else numbers, and texts only where there is no number."""
     texts = [each.id for each in loose if each.scalar in ("text", "uuid")]
-    number = sql.SQL("coalesce(value_numeric::text, value_text)")
+    moments = [each.id for each in loose if each.scalar in ("date", "datetime")]
+    worded = sql.SQL(_DATED).format(_one_of(moments)) if moments else sql.SQL("value_text")
+    number = sql.SQL("coalesce(value_numeric::text, {})").format(worded)
     if not texts:
         return sql.Composed([number])
     if len(texts) == len(loose):

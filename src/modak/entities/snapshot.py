@@ -28,11 +28,6 @@ class Snapshot:
         """What tasks join it by."""
         return self.held.id
 
-    @property
-    def sees(self) -> str:
-        """Which transactions it sees, as Postgres writes it."""
-        return self.held.pg_snapshot
-
     def check(self) -> None:
         """Raise if it has not been held without a gap until now."""
         self.held.check()

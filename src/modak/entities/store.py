@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from modak.core.clock import Clock, SystemClock
-from modak.core.errors import UsageError
+from modak.core.errors import ModakError, UsageError
+from modak.core.faults import InjectedFault
 from modak.entities.address import Address, address_of
 from modak.entities.clients import ObjectsClient, S3FullClient, S3ObjectClient
 from modak.entities.config import CDCConfig, CompactionConfig, from_settings
@@ -72,13 +73,25 @@ class Crew:
         if self.spark is None or rows <= self.driver_rows:
             done: list[Result] = []
             for item in items:
-                done.append(work(item))
+                done.append(_here(work, item))
                 if on_progress is not None:
                     on_progress(len(done), len(items))
             return done
         from modak.spark.distribute import distribute
 
         return distribute(self.spark(), work, items, on_progress=on_progress)
+
+
+def _here(work: Callable[[Item], Result], item: Item) -> Result:
+    """Do a task in this process; what goes wrong comes out as it would out of Spark."""
+    try:
+        return work(item)
+    except (ModakError, InjectedFault):
+        raise
+    except Exception as error:
+        from modak.spark.distribute import told
+
+        raise told(error, item, "A task in this process") from error
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ BEGIN
     RETURN NULL;
 END $mark$;
 
-CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $no$
+CREATE OR REPLACE FUNCTION {no_truncate}() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $no$
 BEGIN
     RAISE EXCEPTION 'TRUNCATE of % is refused: the entity store could not follow it', TG_TABLE_NAME
         USING HINT = 'Use DELETE.', ERRCODE = 'object_not_in_prerequisite_state';
@@ -95,11 +95,11 @@ CREATE OR REPLACE TRIGGER modak_entities_applied AFTER INSERT OR UPDATE OR DELET
 CREATE OR REPLACE TRIGGER modak_entities_applied AFTER INSERT OR UPDATE OR DELETE ON {eav} FOR EACH ROW
     WHEN (current_setting('session_replication_role') = 'replica') EXECUTE FUNCTION {mark_applied}('eav');
 CREATE OR REPLACE TRIGGER modak_entities_truncate BEFORE TRUNCATE ON {main}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+    FOR EACH STATEMENT EXECUTE FUNCTION {no_truncate}();
 CREATE OR REPLACE TRIGGER modak_entities_truncate BEFORE TRUNCATE ON {eav}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+    FOR EACH STATEMENT EXECUTE FUNCTION {no_truncate}();
 CREATE OR REPLACE TRIGGER modak_entities_truncate BEFORE TRUNCATE ON {log}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+    FOR EACH STATEMENT EXECUTE FUNCTION {no_truncate}();
 ALTER TABLE {main} ENABLE ALWAYS TRIGGER modak_entities_insert;
 ALTER TABLE {main} ENABLE ALWAYS TRIGGER modak_entities_update;
 ALTER TABLE {main} ENABLE ALWAYS TRIGGER modak_entities_delete;

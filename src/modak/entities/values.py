@@ -1,7 +1,8 @@
 """Texts of Postgres become values of an attribute's type, a column at a time, and what does not fit is told.
 
-The usual column is cast at once. Only where that fails is it looked at closely, with patterns instead of exceptions,
-and the values that do not fit come out as NULL with a mark. Memory is that of the column.
+The usual column is cast at once. Only where that fails, or where Arrow would take a text for another number, is it
+looked at closely, with patterns instead of exceptions, and the values that do not fit come out as NULL with a mark.
+Memory is that of the column.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _MOMENT = (
     r"^(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})[T ](?P<minute>[0-9]{2}:[0-9]{2})(?P<second>:[0-9]{2})?"
     r"(?:[.,](?P<fraction>[0-9]+))?(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>[0-9]{2}):?(?P<minutes>[0-9]{2})?)$"
 )
+_MOST_DIGITS = 38
 _BOUNDS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63, "date": 2**63, "datetime": 2**63}
 
 
@@ -33,10 +35,43 @@ def typed(attribute: Attribute, raw: pa.Array) -> tuple[pa.Array, pa.Array | Non
         return _bool_of_numbers(raw) if kind == "bool" else (raw.cast(arrow_scalar(attribute)), None)
     if kind in ("text", "uuid", "bool"):
         return {"text": _texts, "uuid": _uuids, "bool": _bools}[kind](raw)
+    if attribute.encoding == "iso8601":
+        # Where moments are texts, a number is no moment.
+        return _moments(raw, pa.nulls(len(raw), pa.int64()), kind)
+    if not _to_the_letter(attribute, raw):
+        return _looked_at(attribute, raw)
     try:
         return raw.cast(arrow_scalar(attribute)), None
     except pa.ArrowInvalid:
         return _looked_at(attribute, raw)
+
+
+def _to_the_letter(attribute: Attribute, raw: pa.Array) -> bool:
+    """Whether Arrow takes every number for itself.
+
+    It reads `0x10` and `1e3` too, and a decimal wraps around without a word when it has more digits, together with the
+    zeroes that its scale adds, than 128 bits hold.
+    """
+    import pyarrow.compute as pc
+
+    if _has_letters(raw):
+        return False
+    if attribute.scalar != "numeric":
+        return True
+    longest = pc.max(pc.binary_length(raw)).as_py() or 0
+    return bool(longest + attribute.scale <= _MOST_DIGITS)
+
+
+def _has_letters(raw: pa.Array) -> bool:
+    """Whether a byte of the texts is beyond the digits; points and signs are below them."""
+    import numpy as np
+
+    _, offsets, data = raw.buffers()
+    if data is None or not len(raw):
+        return False
+    edges = np.frombuffer(offsets, np.int32)
+    octets = np.frombuffer(data, np.uint8)[edges[raw.offset] : edges[raw.offset + len(raw)]]
+    return bool((octets.max(initial=0) > ord("9")).item())
 
 
 def _looked_at(attribute: Attribute, raw: pa.Array) -> tuple[pa.Array, pa.Array | None]:
@@ -95,10 +130,12 @@ def _decimals(raw: pa.Array, precision: int, scale: int) -> tuple[pa.Array, pa.A
     import pyarrow.compute as pc
 
     fraction = rf"(\.[0-9]{{0,{scale}}}0*)?"
-    shaped, _ = _where(pc.match_substring_regex(raw, rf"^-?0*[0-9]{{0,{precision - scale}}}{fraction}$"), raw, raw)
-    trimmed = pc.replace_substring_regex(shaped, rf"^(-?[0-9]*\.[0-9]{{{scale}}})0+$", r"\1")
+    formed = pc.match_substring_regex(raw, rf"^[+-]?0*[0-9]{{0,{precision - scale}}}{fraction}$")
+    shaped, _ = _where(pc.and_(formed, pc.match_substring_regex(raw, "[0-9]")), raw, raw)
+    trimmed = pc.replace_substring_regex(shaped, rf"^([+-]?[0-9]*\.[0-9]{{{scale}}})0+$", r"\1")
     bare = pc.replace_substring_regex(trimmed, r"\.$", "")
-    zero = pc.replace_substring_regex(pc.replace_substring_regex(bare, r"^(-?)0+([0-9])", r"\1\2"), r"^-?$", "0")
+    plain = pc.replace_substring_regex(bare, r"^([+-]?)0+([0-9])", r"\1\2")
+    zero = pc.replace_substring_regex(plain, r"^[+-]?$", "0")
     return _told(zero.cast(pa.decimal128(precision, scale)), raw)
 
 

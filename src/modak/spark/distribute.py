@@ -86,10 +86,10 @@ class _Task(Generic[Item, Result]):
         try:
             return pickle.dumps(self.work(item))
         except Exception as error:
-            told = _told(error, (item, self.keys))
+            said = told(error, (item, self.keys))
             if _may_help(error) and not self._last_try():
-                raise RuntimeError(str(told)) from None
-            self.failed.add([(index, pickle.dumps(told))])
+                raise RuntimeError(str(said)) from None
+            self.failed.add([(index, pickle.dumps(said))])
             return None
         finally:
             # The worker process serves other jobs after this one.
@@ -231,11 +231,12 @@ def _may_help(error: Exception) -> bool:
     return not isinstance(error, InjectedFault)
 
 
-def _told(error: Exception, item: object) -> Exception:
+def told(error: Exception, item: object, what: str = "A Spark task") -> Exception:
+    """The error of a task as it leaves it: any that is not ours as one of ours, without what the item keeps secret."""
     if isinstance(error, ModakError | InjectedFault):
         return error
     lines = "".join(traceback.format_exception(error)).strip().splitlines()[-_TRACEBACK_LINES:]
-    return ModakError("spark.task_failed", "A Spark task failed:\n" + _scrubbed("\n".join(lines), [item]))
+    return ModakError("spark.task_failed", f"{what} failed:\n" + _scrubbed("\n".join(lines), [item]))
 
 
 def _java_message(error: Exception) -> str:

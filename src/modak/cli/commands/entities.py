@@ -69,15 +69,22 @@ def install() -> None:
 
         with store.connect() as conn:
             made = run(conn, store.tables)
-            older = unseen(conn, store.tables)
-        older = older and not all(store.manifests.load(each).manifest.base for each in store.schema_ids())
+            # Without a base, rows that were there before the log are in no file.
+            baseless = [each for each in store.schema_ids() if not store.manifests.load(each).manifest.base]
+            older = [each for each in baseless if unseen(conn, store.tables, each)]
         dsn = store.address.dsn
     say(f"{paint('installed', 'green')} {made.main.name}, {made.eav.name} and {made.log.name}: every write is watched")
     mode = dict(dsn.options).get("sslmode", "")
     how = "without TLS, because it is this machine" if is_loopback(dsn.host) and mode == "disable" else f"TLS: {mode}"
     note(f"Postgres {dsn.host}:{dsn.port} ({how}).")
-    if older:
-        note("There are rows from before that nobody has exported: modak-worker entities init")
+    if made.dirtied:
+        note(
+            f"Writes had not been watched for a while, so {count(made.dirtied, 'row')} will be exported again. Rows "
+            "that were deleted meanwhile may still be in the files: modak-worker entities verify tells, and "
+            "modak-worker entities init --replace-delta puts it right."
+        )
+    for each in older:
+        note(f"Schema {each} has rows from before that nobody has exported: modak-worker entities init --schema {each}")
 
 
 def flush(
@@ -233,12 +240,12 @@ def reconcile(
     Only what left the store more than a quarter of an hour ago is ever deleted, and only with --gc.
     """
     with opened() as store:
-        from modak.entities.reconciling import look
         from modak.entities.reconciling import reconcile as run
 
         chosen = store.schema_ids() if schema is None else (_id(store, schema),)
         done = [run(store, schema_id, repair=repair, gc=gc) for schema_id in chosen]
-        left = [look(store, schema_id).any for schema_id in chosen] if repair or gc else [d.found.any for d in done]
+        now = [run(store, schema_id) for schema_id in chosen] if repair or gc else done
+        left = [each.found.any for each in now]
     if json:
         dump({"schemas": [_plain(each) for each in done], "sound": not any(left)})
     else:
@@ -271,7 +278,10 @@ def _show_reconciled(done: Reconciled) -> None:
         say(f"Deleted {count(done.deleted, 'file')} of {where}.")
     if done.waiting:
         say(f"Left {count(done.waiting, 'file')} of {where} for gc.")
-    if not found.any:
+    if done.busy:
+        files = count(len(found.waiting), "file")
+        say(f"{paint('in work', 'yellow')} {where}: somebody works on it; not listed yet, or left for gc: {files}")
+    elif not found.any:
         say(f"{paint('in order', 'green')} {where}")
 
 
