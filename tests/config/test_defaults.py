@@ -66,6 +66,7 @@ TABLES: dict[str, tuple[str, object]] = {
     "MODAK_API_READ_TOKEN": ("http.api_read_token", None),
     "MODAK_QUERY_TIMEOUT_SECONDS": ("http.query_timeout_seconds", 60),
     "MODAK_QUERY_MAX_ROWS": ("http.query_max_rows", 10_000),
+    "MODAK_QUERY_MEMORY": ("http.query_memory", 1024 * MIB),
     "MODAK_QUERY_PG_USER": ("http.query_pg_user", None),
     "MODAK_QUERY_PG_PASSWORD": ("http.query_pg_password", ""),
     "MODAK_LOAD_TOKEN": ("load.token", None),

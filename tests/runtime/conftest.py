@@ -14,7 +14,9 @@ from modak.postgres.dsn import Dsn
 from modak.runtime.opening import open_site
 from modak.runtime.pulse import Pulse
 from modak.runtime.web.app import create_app
+from modak.runtime.web.asked import Asked
 from modak.runtime.web.context import Context
+from modak.runtime.web.queries import Queries, Question
 from modak.tables.site import Site
 from tests.tables.conftest import events, leader, settings_for, site, through_spark
 
@@ -33,11 +35,25 @@ def led(site: Site) -> Context:
     return context
 
 
+class Here(Queries):
+    """Queries without children: what a child does, where a test looks inside or has a database of its own."""
+
+    @classmethod
+    def of(cls, site: Site) -> Here:
+        """By the limits of the site's settings."""
+        return cls(site, site.settings.http.query_timeout_seconds, site.settings.http.query_max_rows)
+
+    def _answer(self, question: Question) -> bytes:
+        return Asked(self._site).answer(question)
+
+
 @pytest.fixture
 def api(site: Site) -> Iterator[TestClient]:
     """The API without a token, as on loopback."""
-    with TestClient(create_app(led(site)), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    context = led(site)
+    with TestClient(create_app(context), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         yield client
+    context.queries.close()
 
 
 @pytest.fixture

@@ -29,9 +29,11 @@ from modak.tables.status import collect
 from tests.entities.world import SCHEMA, World, key
 from tests.mirror.things import Things
 from tests.runtime.conftest import led
-from tests.support.role import least_privileged, may_replicate, owner_of
+from tests.support.role import granted_further, least_privileged, may_replicate, owner_of, watcher
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
+
+pytestmark = pytest.mark.bare
 
 ROOT = Path(__file__).parents[2]
 SUITE = [
@@ -103,6 +105,39 @@ def test_the_role_carries_a_table_through_its_life(
         assert row.cut_line == "200"
         assert led(site).fleet.text()
         unregister(site, events.name, drop_lake=True)
+
+
+def test_the_role_works_for_each_owner_and_in_each_schema_that_it_was_granted_and_a_monitor_sees_it(
+    server: EmbeddedServer, fresh_database: Dsn, warehouse: str, spark_home: Path, gateway: Any
+) -> None:
+    dsn = least_privileged(server, fresh_database.dbname)
+    schema, other = granted_further(server, dsn)
+    settings = settings_for(dsn, warehouse, spark_home, MODAK_PREMAKE_PARTITIONS="1")
+    with open_site(settings) as site, Leader.campaign(site, 5) as leader:
+        first, second = Events.create(site), Events.create(site, schema=schema)
+        for events, owner in ((first, owner_of(dsn)), (second, other)):
+            for table in ("events", "events_0", "events_100", "events_200"):
+                events.sql(f"ALTER TABLE {events.name.schema}.{table} OWNER TO {owner}")
+            events.register()
+        schedule, stop = Schedule(), threading.Event()
+        daemon.cycle(site, leader, schedule, stop)
+        for events in (first, second):
+            events.sql(f"INSERT INTO {events.name} VALUES (7, 7, 'late'), (310, 310, 'new')")
+        daemon.cycle(site, leader, schedule, stop)
+        assert schedule.failures == {}
+        truth = {(i, i, f"row {i}") for i in range(251) if i != 7} | {(7, 7, "late"), (310, 310, "new")}
+        for events, owner in ((first, owner_of(dsn)), (second, other)):
+            assert events.everything() == truth
+            assert events.delta() == {}, "it is folded"
+            made = f"'{events.name.schema}.events_p300'::regclass"
+            assert events.sql(f"SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = {made}") == [(owner,)]
+        with connect(watcher(server, dsn.dbname), autocommit=True) as conn:
+            seen = conn.execute("SELECT schema_name, table_name, cutline_t, delta_backlog FROM modak.status").fetchall()
+            assert sorted(seen) == [("public", "events", 300, 0), (schema, "events", 300, 0)]
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute("SELECT * FROM modak.delta")
+        for events in (first, second):
+            unregister(site, events.name, drop_lake=True)
 
 
 def test_the_owner_can_alter_the_table_as_before(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, LiteralString
 
+import pytest
 import structlog
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,12 +17,17 @@ from psycopg.types.json import Jsonb
 from starlette.testclient import TestClient
 
 from modak.catalog.mirrors import MirrorHealth, note_health
-from modak.catalog.vitals import Vitals
-from modak.runtime import metrics
+from modak.catalog.vitals import Vitals, begin_tail
+from modak.core.clock import FrozenClock
+from modak.runtime import daemon, metrics
 from modak.runtime.leader import Leader
+from modak.runtime.pulse import Pulse
+from modak.runtime.web.app import create_app
+from modak.runtime.web.context import Context
 from modak.tables.registration.unregister import unregister
 from tests.tables.events import Events
 
+END: LiteralString = "UPDATE modak.op_log SET phase = 'failed', error = 'test' WHERE op_id = %s"
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMISED = (
     "modak_leader",
@@ -131,6 +139,73 @@ def test_numbers_follow_what_happens(api: TestClient, events: Events, leader: Le
     assert samples(text, "modak_mirror_lag_seconds") == {"public.events": 1.5}
     again = api.get("/metrics").text
     assert samples(again, "modak_lake_commits_total") == samples(text, "modak_lake_commits_total"), "counted once"
+
+
+def test_an_operation_that_began_long_before_the_first_reading_counts_when_it_ends_and_nothing_counts_twice(
+    bare: Callable[..., Context],
+) -> None:
+    def told(count: int) -> list[str]:
+        # A reading, and some more, with nothing new in between.
+        return [op["op_id"] for _ in range(count) for op in tail.read(conn)]
+
+    begin = "INSERT INTO modak.op_log (op_id, kind, started_at) VALUES (%s, 'tier', clock_timestamp() - %s::interval)"
+    with bare().site.connect(autocommit=True) as conn:
+        for op_id, age in (("op-long", "3 hours"), ("op-longer", "4 hours"), ("op-before", "1 hour")):
+            conn.execute(begin, (op_id, age))
+        conn.execute(END, ("op-before",))
+        tail = begin_tail(conn)
+        assert told(3) == [], "what had ended before is not counted"
+        conn.execute(END, ("op-long",))
+        assert told(3) == ["op-long"]
+        conn.execute(begin, ("op-new", "0 seconds"))
+        conn.execute(END, ("op-new",))
+        assert told(3) == ["op-new"]
+        conn.execute(END, ("op-longer",))
+        assert told(3) == ["op-longer"]
+
+
+def test_a_round_that_goes_on_over_several_intervals_is_measured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks, took = FrozenClock(), list[float](), list[float]()
+    begin, works, busy_until = clock.monotonic(), iter([25.0, 0.0, 0.0, 5.0, 12.0, 0.0]), 0.0
+
+    def passed() -> float:
+        return clock.monotonic() - begin
+
+    def look(*_: object) -> None:
+        nonlocal busy_until
+        looks.append(passed())
+        busy_until = max(busy_until, passed() + next(works))
+
+    def drained(_seconds: float) -> bool:
+        clock.sleep(0.25)
+        return passed() >= busy_until
+
+    monkeypatch.setattr(daemon, "look", look)
+    monkeypatch.setattr(metrics, "cycled", took.append)
+    settings = SimpleNamespace(tiering=SimpleNamespace(cycle_interval_seconds=10.0))
+    site: Any = SimpleNamespace(clock=clock, settings=settings)
+    leader: Any = SimpleNamespace(lost=False)
+    crew: Any = SimpleNamespace(check=lambda: None, drained=drained)
+    stop: Any = SimpleNamespace(is_set=lambda: False, wait=clock.sleep)
+    pulse, since = Pulse(clock), None
+    for _ in range(6):
+        since = daemon._round(site, leader, crew, stop, pulse, since)
+    assert looks == pytest.approx([0, 10, 20, 30, 40, 50], abs=2), "a look at each interval, done or not"
+    assert took == pytest.approx([25, 5, 12], abs=2)
+    assert pulse.cycle_seconds == took[-1]
+    assert since is None
+
+
+def test_words_that_callers_make_up_are_one_method(bare: Callable[..., Context]) -> None:
+    def methods() -> set[str]:
+        page = metrics.generate_latest(metrics.REGISTRY).decode()
+        return set(re.findall(r'^modak_http_requests_total\{method="([^"]*)"', page, flags=re.MULTILINE))
+
+    with TestClient(create_app(bare()), base_url="http://127.0.0.1") as client:
+        for word in ("AAA1", "AAA2"):
+            assert client.request(word, "/livez").status_code == 405
+    assert "OTHER" in methods()
+    assert methods() & {"AAA1", "AAA2"} == set()
 
 
 def test_errors_count_by_their_code() -> None:

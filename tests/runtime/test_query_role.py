@@ -24,7 +24,8 @@ from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.seam import delta
 from modak.tables.seam.heap import heap_frame
-from tests.runtime.conftest import led
+from modak.tables.site import Site
+from tests.runtime.conftest import Here, led
 from tests.support.role import reader
 from tests.tables.conftest import settings_for
 from tests.tables.events import Events
@@ -48,15 +49,19 @@ def guest(server: EmbeddedServer, events: Events, leader: Leader) -> Dsn:
 
 
 @pytest.fixture
-def opened(events: Events, warehouse: str, spark_home: Path) -> Iterator[Callable[[Dsn], Ask]]:
-    """Asks a server whose queries are of a role."""
+def opened(events: Events, warehouse: str, spark_home: Path) -> Iterator[Callable[..., Ask]]:
+    """Asks a server whose queries are of a role; inside, they run in this process."""
     with ExitStack() as stack:
 
-        def as_role(dsn: Dsn) -> Ask:
+        def as_role(dsn: Dsn, inside: bool = True) -> Ask:
             who = {"MODAK_QUERY_PG_USER": dsn.user, "MODAK_QUERY_PG_PASSWORD": dsn.password}
             site = stack.enter_context(open_site(settings_for(events.site.dsn, warehouse, spark_home, **who)))
             site.use(events.site.spark)
-            client = stack.enter_context(TestClient(create_app(led(site)), base_url="http://127.0.0.1"))
+            context = led(site)
+            stack.callback(context.queries.close)
+            if inside:
+                context.queries = Here.of(site)
+            client = stack.enter_context(TestClient(create_app(context), base_url="http://127.0.0.1"))
 
             def ask(sql: str, path: str = "query", **more: Any) -> Any:
                 return client.post(f"/api/v1/{path}", json={"sql": sql, **more})
@@ -67,7 +72,16 @@ def opened(events: Events, warehouse: str, spark_home: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def ask(opened: Callable[[Dsn], Ask], guest: Dsn) -> Ask:
+def api(site: Site) -> Iterator[TestClient]:
+    """The API whose queries are the worker's own, and run in this process."""
+    context = led(site)
+    context.queries = Here.of(site)
+    with TestClient(create_app(context), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def ask(opened: Callable[..., Ask], guest: Dsn) -> Ask:
     return opened(guest)
 
 
@@ -291,7 +305,7 @@ def test_explain_has_the_rights_of_the_role(ask: Ask, events: Events) -> None:
 
 
 def test_a_wrong_password_is_told_by_the_names_of_the_settings(
-    opened: Callable[[Dsn], Ask], guest: Dsn, capfd: pytest.CaptureFixture[str]
+    opened: Callable[..., Ask], guest: Dsn, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = Dsn(guest.host, guest.port, guest.dbname, guest.user, "not-the-password-of-it")
     answer = opened(wrong)("SELECT * FROM events")
@@ -302,16 +316,18 @@ def test_a_wrong_password_is_told_by_the_names_of_the_settings(
 
 
 def test_the_password_is_in_no_list_of_processes_and_no_log(
-    ask: Ask, guest: Dsn, capfd: pytest.CaptureFixture[str]
+    opened: Callable[..., Ask], guest: Dsn, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    ask = opened(guest, inside=False)
     assert ask("SELECT count(*) FROM events").json()["rows"] == [["252"]]
+    assert code_of(ask("SELECT count(*) FROM secret")) == (403, "sql.not_granted")
     assert guest.password not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
     assert guest.password not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["role-of-its-own", "worker"])
 def test_sessions_of_queries_write_nothing_and_end_in_time(
-    own: bool, opened: Callable[[Dsn], Ask], api: TestClient, events: Events, guest: Dsn
+    own: bool, opened: Callable[..., Ask], api: TestClient, events: Events, guest: Dsn
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 

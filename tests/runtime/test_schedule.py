@@ -109,6 +109,59 @@ def test_two_items_of_one_table_never_run_together() -> None:
     assert (third.table_id, third.kind) == (first.table_id, Kind.FOLD)
 
 
+def test_a_fleet_that_takes_longer_than_the_interval_gets_every_kind_of_work_done() -> None:
+    schedule, tables, interval = Schedule(), 300, 10
+    everything = [seen(n, has_delta=True, has_retention=True, published=None) for n in range(tables)]
+    done: dict[int, list[Kind]] = {n: [] for n in range(tables)}
+    for now in range(5 * tables):
+        if now % interval == 0:
+            # A second for each piece of work: a whole sweep is thirty times as long as the interval.
+            schedule.offer(everything, float(now), publishing=True)
+        item = schedule.take(float(now))
+        assert item is not None
+        done[item.table_id].append(item.kind)
+        schedule.ended(item, float(now), rests=False)
+    assert all(kinds == [*Kind, Kind.TIER] for kinds in done.values())
+
+
+def test_a_round_that_has_time_for_everything_keeps_the_order_of_a_pass_whatever_was_due_before() -> None:
+    schedule = Schedule()
+    for now in range(3):
+        schedule.offer([seen(1)], float(now))
+        assert due(schedule, float(now)) == [(1, Kind.TIER)]
+    schedule.offer([seen(1, has_delta=True, published=None)], 3.0, publishing=True)
+    assert due(schedule, 3.0) == [(1, Kind.TIER), (1, Kind.FOLD), (1, Kind.PUBLISH)]
+
+
+def test_a_kind_that_waits_after_a_failure_does_not_hold_up_the_others_of_a_busy_table() -> None:
+    schedule, found = Schedule(backoff_seconds=3.0), []
+    for now in range(9):
+        schedule.offer([seen(1, has_delta=True, published=None)], float(now), publishing=True)
+        item = schedule.take(float(now))
+        assert item is not None
+        found.append(item.kind)
+        if item.kind is Kind.FOLD:
+            schedule.failed(item, float(now), "a.code")
+        else:
+            schedule.ended(item, float(now), rests=False)
+    tier, fold, publish = Kind.TIER, Kind.FOLD, Kind.PUBLISH
+    assert found == [tier, fold, publish, tier, fold, publish, tier, publish, tier]
+
+
+def test_more_work_runs_and_fails_than_is_shown() -> None:
+    schedule = Schedule()
+    schedule.offer([seen(n) for n in range(120)], 0.0)
+    for _ in range(60):
+        item = schedule.take(0.0)
+        assert item is not None
+        schedule.failed(item, 0.0, "a.code")
+    for _ in range(60):
+        assert schedule.take(0.0) is not None
+    shown = schedule.shown(0.0)
+    assert (len(shown["running"]), len(shown["failing"])) == (50, 50)
+    assert shown["counts"] == {"running": 60, "failing": 60}
+
+
 def test_one_that_fails_backs_off_alone_longer_each_time_and_its_other_work_goes_on() -> None:
     schedule = Schedule(backoff_seconds=10.0)
     pauses = []

@@ -146,6 +146,14 @@ def test_without_a_token_no_other_name_and_no_other_site_gets_in(bare: Callable[
         crossed = client.post("/api/v1/tables/1/pause", headers={"Sec-Fetch-Site": "cross-site"})
         assert crossed.json()["error"]["code"] == "api.foreign_site"
         assert client.get("/api/v1/overview", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+        # A browser without Fetch Metadata says only where its page is from.
+        for origin in ("http://evil.example", "null", "", "http://localhost:9091", "http://localhost"):
+            crossed = client.post("/api/v1/tables/1/pause", headers={"Origin": origin})
+            assert (crossed.status_code, crossed.json()["error"]["code"]) == (403, "api.foreign_site"), origin
+            assert client.get("/api/v1/overview", headers={"Origin": origin}).status_code == 200
+        ours = client.post("/api/v1/tables/1/pause", headers={"Origin": "http://localhost:9090"})
+        assert ours.json()["error"]["code"] == "catalog.not_registered"
+        assert client.post("/api/v1/tables/1/pause").json()["error"]["code"] == "catalog.not_registered", "a program"
 
 
 def test_an_address_of_this_machine_is_one_for_the_setting_and_for_who_calls_it(bare: Callable[..., Context]) -> None:

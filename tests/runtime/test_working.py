@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 from modak.core.errors import ModakError
 from modak.core.names import TableName
+from modak.postgres.dsn import Dsn
 from modak.runtime import metrics, working
 from modak.runtime.pulse import Pulse
 from modak.runtime.schedule import Item, Kind, Schedule
 from modak.runtime.stores import Repeating
+
+NOWHERE = Dsn("127.0.0.1", 1, "nowhere", "nobody", "")
 
 
 def counted(kind: str) -> float:
@@ -70,3 +74,22 @@ def test_the_crew_and_the_others_are_shown_together() -> None:
         [told] = [each for each in shown["failing"] if each["table"] == "public.events"]
         assert (told["kind"], told["message"], told["hint"]) == ("tier", "It failed.", "Look.")
         assert shown["waiting"] == 0
+
+
+def test_all_that_runs_and_fails_is_counted_however_much_of_it_is_shown() -> None:
+    tables = [f"public.t{n}" for n in range(60)]
+    pulse = Pulse()
+    pulse.doing = lambda: {"running": [{}] * 50, "failing": [{}] * 50, "counts": {"running": 70, "failing": 80}}
+    before = working.shown()["counts"]
+    with ExitStack() as stack:
+        for table in tables:
+            stack.enter_context(working.doing("many", table))
+            working.failed("many", table, ModakError("a.code", "It failed."), 60.0)
+        shown = pulse.shown()
+        told = {metric.name: metric.samples[0].value for metric in metrics.Fleet(NOWHERE, pulse, pulse.clock)._own()}
+        for table in tables:
+            working.well("many", table)
+    assert len([each for each in shown["failing"] if each]) <= 50
+    wanted = {"running": 130 + before["running"], "failing": 140 + before["failing"]}
+    assert shown["counts"] == wanted
+    assert {key: told[f"modak_schedule_{key}"] for key in wanted} == wanted

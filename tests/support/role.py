@@ -48,6 +48,36 @@ def least_privileged(server: EmbeddedServer, database: str) -> Dsn:
     return replace(dsn, user=role, password=password)
 
 
+def granted_further(server: EmbeddedServer, dsn: Dsn) -> tuple[str, str]:
+    """A new schema and a new owner, for whom the page's grants are given once more: their names."""
+    tag = secrets.token_hex(4)
+    schema, owner = f"schema_{tag}", f"owner_{tag}"
+    with connect(server.dsn(dsn.dbname), autocommit=True) as conn:
+        conn.execute(f"CREATE SCHEMA {schema}")  # type: ignore[arg-type]
+        conn.execute(f"CREATE ROLE {owner} NOLOGIN")  # type: ignore[arg-type]
+        conn.execute(f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {owner}")  # type: ignore[arg-type]
+        grants = [
+            each for each in statements("CREATE ROLE modak_worker") if "SCHEMA public" in each or "app_owner" in each
+        ]
+        assert len(grants) == 2
+        for grant in grants:
+            words = {"modak_worker": dsn.user, "app_owner": owner, "SCHEMA public": f"SCHEMA {schema}"}
+            for word, becomes in words.items():
+                grant = grant.replace(word, becomes)  # noqa: PLW2901
+            conn.execute(grant)  # type: ignore[arg-type]
+    return schema, owner
+
+
+def watcher(server: EmbeddedServer, database: str) -> Dsn:
+    """A role that has what the page gives to whoever watches, and nothing else."""
+    role, password = f"watcher_{secrets.token_hex(4)}", secrets.token_hex(8)
+    assert "Whoever watches gets\n`pg_monitor`" in PAGE.read_text()
+    dsn = server.dsn(database)
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}' IN ROLE pg_monitor")  # type: ignore[arg-type]
+    return replace(dsn, user=role, password=password)
+
+
 def may_replicate(server: EmbeddedServer, dsn: Dsn) -> Dsn:
     """The same role, which may also mirror tables; a superuser may already."""
     if dsn.user == server.dsn(dsn.dbname).user:

@@ -63,6 +63,7 @@ _TAIL: LiteralString = """
     ORDER BY o.started_at
     LIMIT 10000
 """
+_OPEN: LiteralString = "SELECT op_id FROM modak.op_log WHERE phase NOT IN ('done', 'abandoned', 'failed')"
 _ENDED = frozenset({"done", "failed", "abandoned"})
 _OVERLAP = timedelta(minutes=2)
 """A transaction may write its journal row down later than another that began after it."""
@@ -100,19 +101,22 @@ class JournalTail:
                 ended.append(row)
             else:
                 self._open.add(op_id)
-        self.since = max((row["started_at"] for row in rows), default=self.since)
+        # One that is open may be older than all that was told before it, which must not be told again.
+        self.since = max([self.since, *(row["started_at"] for row in rows)])
         old = self.since - 2 * _OVERLAP
         self._told = {op: at for op, at in self._told.items() if at > old}
         return ended
 
 
 def begin_tail(conn: Conn) -> JournalTail:
-    """Follow the journal from now on."""
+    """Follow the journal from now on; what is under way now will be told as well, however long ago it began."""
     row = conn.execute("SELECT clock_timestamp()").fetchone()
     assert row is not None
     tail = JournalTail(row[0])
     before = _rows(conn, _TAIL, {"since": row[0] - _OVERLAP, "open": []})
     tail._told = {each["op_id"]: each["started_at"] for each in before if each["phase"] in _ENDED}
+    # Last, so that one that ends between the two looks is told.
+    tail._open = {op_id for (op_id,) in conn.execute(_OPEN)}
     return tail
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 _MAX = 2**63 - 1
+_LEAST_HEAP = 512 << 20
 _WHOLE = re.compile(r"-?\d+(?:_\d+)*", re.ASCII)
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)", re.ASCII)
 _BYTES = re.compile(r"(\d+(?:_\d+)*(?:\.\d+)?)\s*([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
@@ -130,6 +131,13 @@ def show_bytes(count: int) -> str:
     return str(count)
 
 
+def _read_heap(text: str) -> int:
+    count = read_bytes(text)
+    if count < _LEAST_HEAP:
+        raise Malformed("Spark does not start with less")
+    return count
+
+
 def _read_lag(text: str) -> str:
     try:
         length = Axis.TIMESTAMPTZ.span(text)
@@ -219,6 +227,7 @@ SECONDS = Kind("a number of seconds above 0", _read_seconds)
 DURATION = Kind("a duration such as 90s, 5m or 1h (a plain number is seconds)", read_duration)
 FLAG = Kind("true or false", _read_flag)
 BYTES = Kind("a size such as 256MiB, 1GiB, 128MB or a number of bytes", read_bytes, show_bytes)
+HEAP = Kind("a size of at least 512MiB, such as 1GiB or 1500MB", _read_heap, show_bytes)
 LAG = Kind("a whole number, or for time keys a duration such as 7d or 12h", _read_lag)
 TEXT = Kind("text without line breaks", _read_text)
 SECRET = Kind("a text", str, confidential=True)

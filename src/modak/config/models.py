@@ -13,6 +13,7 @@ from modak.config.fields import Concern, setting
 from modak.config.kinds import (
     BYTES,
     FLAG,
+    HEAP,
     HOST,
     LAG,
     LAKE_PROPS,
@@ -262,6 +263,9 @@ class HttpSettings(Concern):
     )
     query_max_rows: Annotated[int, whole(1, 1_000_000)] = setting(
         "MODAK_QUERY_MAX_ROWS", 10_000, "Rows that one query over HTTP returns at most."
+    )
+    query_memory: Annotated[int, HEAP] = setting(
+        "MODAK_QUERY_MEMORY", 1024 * MIB, "Heap of each of the JVMs in which queries over HTTP run, at most two."
     )
     query_pg_user: Annotated[str | None, TEXT] = setting(
         "MODAK_QUERY_PG_USER",

@@ -14,7 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from modak.console.sessions import COOKIE, Session, Sessions
-from modak.core.loopback import is_called_loopback
+from modak.core.loopback import is_called_loopback, is_page_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -74,7 +74,7 @@ class Gate:
     def _forged(self, scope: Scope, headers: dict[str, str], session: Session | None) -> str | None:
         """Why a change that a browser asks for may not come from a page of ours."""
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        if origin is not None and not is_page_of(origin, headers.get("host", "")):
             return "The request comes from another site."
         # Signing in is how a page gets its first guard.
         signs_in = scope["path"] == "/console/session" and scope["method"] == "POST"

@@ -1,4 +1,7 @@
-"""Which hosts are this machine: one rule for what HTTP listens on, for the name it is called by, and for TLS."""
+"""Which hosts are this machine: one rule for what HTTP listens on, for the name it is called by, and for TLS.
+
+And which pages are of the host that is called: what a browser sends from any other one is somebody else's wish.
+"""
 
 from __future__ import annotations
 
@@ -17,3 +20,8 @@ def is_called_loopback(header: str) -> bool:
     """Whether a `Host` header names this machine; a name of another site that leads here (rebinding) does not."""
     parts = _HEADER.fullmatch(header)
     return parts is not None and is_loopback(parts[1])
+
+
+def is_page_of(origin: str, host: str) -> bool:
+    """Whether an `Origin` header names the host of a `Host` header; where TLS ends elsewhere the schemes differ."""
+    return origin.partition("://")[2].lower() == host.lower() != ""

@@ -85,6 +85,7 @@ def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent |
     crew = Crew(schedule, act, site.clock, settings.concurrent_tables, metrics.worked)
     pulse.doing = crew.shown
     repaired, failures = False, 0
+    since: float | None = None
     try:
         with crew:
             while not stop.is_set() and not leader.lost:
@@ -93,7 +94,7 @@ def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent |
                     if not repaired:
                         repair(site, leader.epoch)
                         repaired = True
-                    _round(site, leader, crew, stop, pulse)
+                    since = _round(site, leader, crew, stop, pulse, since)
                     failures = 0
                 except NotLeader:
                     break
@@ -114,9 +115,15 @@ def _lead(site: Site, leader: Leader, stop: threading.Event, on_event: OnEvent |
         pulse.doing = dict
 
 
-def _round(site: Site, leader: Leader, crew: Crew, stop: threading.Event, pulse: Pulse) -> None:
-    """Look, offer, and wait until it is time for the next look; ends early when the lead is lost or all must end."""
+def _round(
+    site: Site, leader: Leader, crew: Crew, stop: threading.Event, pulse: Pulse, since: float | None = None
+) -> float | None:
+    """Look, offer, and wait until it is time for the next look; ends early when the lead is lost or all must end.
+
+    What it leaves undone is part of the next one: `since` is when that began, and so is what is returned.
+    """
     began = site.clock.monotonic()
+    since = began if since is None else since
     pulse.last_cycle = site.clock.now().timestamp()
     look(site, crew)
     until = began + site.settings.tiering.cycle_interval_seconds
@@ -125,14 +132,15 @@ def _round(site: Site, leader: Leader, crew: Crew, stop: threading.Event, pulse:
         crew.check()
         rest = until - site.clock.monotonic()
         if not drained and (drained := crew.drained(min(max(rest, 0.0), 0.5))):
-            pulse.cycle_seconds = site.clock.monotonic() - began
+            pulse.cycle_seconds = site.clock.monotonic() - since
             metrics.cycled(pulse.cycle_seconds)
         if rest <= 0:
-            return
+            break
         pulse.beat()
         if drained:
             stop.wait(min(rest, 0.5))
     crew.check()
+    return None if drained else since
 
 
 def look(site: Site, crew: Crew) -> None:

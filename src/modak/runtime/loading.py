@@ -125,8 +125,10 @@ def _refused(error: urllib.error.HTTPError) -> ModakError:
         said = json.loads(error.read())
     except ValueError:
         said = {}
+    # Loads answer in a form of their own; what is settled before one begins, as the API does.
+    said = said["error"] if isinstance(said.get("error"), dict) else said
     message = str(said.get("message") or error.reason)
     wrong = "; ".join(f"line {row['line']}: {row['reason']}" for row in said.get("rows", ())[:5])
-    code = str(said.get("error") or f"load.http_{error.code}")
+    code = str(said.get("code") or said.get("error") or f"load.http_{error.code}")
     again = error.code in _AGAIN
     return ModakError(code, f"{message} {wrong}".strip(), hint=str(said.get("hint") or ""), retryable=again)

@@ -168,10 +168,9 @@ class Fleet(Collector):
         if pulse.last_cycle is not None:
             yield _gauge("modak_last_cycle_timestamp_seconds", "When the last round began.", pulse.last_cycle)
         yield _gauge("modak_schedule_waiting", "Pieces of work that are due.", float(shown.get("waiting", 0)))
-        yield _gauge("modak_schedule_running", "Pieces of work that run.", float(len(shown.get("running", ()))))
-        yield _gauge(
-            "modak_schedule_failing", "Pieces of work that wait after a failure.", float(len(shown.get("failing", ())))
-        )
+        counts = shown["counts"]
+        yield _gauge("modak_schedule_running", "Pieces of work that run.", float(counts["running"]))
+        yield _gauge("modak_schedule_failing", "Pieces of work that wait after a failure.", float(counts["failing"]))
 
     def _refresh(self) -> None:
         now = self._clock.monotonic()

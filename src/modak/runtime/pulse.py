@@ -136,7 +136,13 @@ class Pulse:
     def shown(self) -> dict[str, Any]:
         """What runs, waits and fails here, whoever does it."""
         crew, others = self.doing(), working.shown()
-        return {**crew, **{key: [*crew.get(key, ()), *found] for key, found in others.items()}}
+        counts = crew.get("counts", {})
+        return {
+            **crew,
+            **{key: [*crew.get(key, ()), *others[key]] for key in ("running", "failing")},
+            # The lists end somewhere, their numbers do not.
+            "counts": {key: counts.get(key, 0) + found for key, found in others["counts"].items()},
+        }
 
     def _row(self) -> dict[str, Any]:
         return {

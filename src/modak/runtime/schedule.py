@@ -2,7 +2,8 @@
 
 `Schedule` decides and does nothing else: no I/O, no thread, no clock of its own. A round offers what is due; `take`
 hands out the item whose table has waited longest, never two of one table at once. An item that failed is not handed out
-again before its pause is over, which doubles from failure to failure. Memory: a few numbers per table.
+again before its pause is over, which doubles from failure to failure. A table with more to do than a round has time for
+goes on in the next one where it was left. Memory: a few numbers per table.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Schedule:
     _due: dict[int, dict[Kind, Item]] = field(default_factory=dict)
     _served: dict[int, float] = field(default_factory=dict)
     _rested: dict[tuple[int, Kind], tuple[str, float]] = field(default_factory=dict)
+    _reached: dict[int, Kind] = field(default_factory=dict)
+    """How far a table's pass has come that is not over; where everything due was begun, the next one begins anew."""
 
     def offer(self, seen: Iterable[Glance], now: float, *, publishing: bool = False) -> None:
         """Take in what a round has seen; what was due before and has not begun is decided anew."""
@@ -107,18 +110,28 @@ class Schedule:
             return None
         _, item = min(ready, key=lambda pair: (pair[0], pair[1].table_id))
         del self._due[item.table_id][item.kind]
-        if not self._due[item.table_id]:
+        if self._due[item.table_id]:
+            self._reached[item.table_id] = item.kind
+        else:
             del self._due[item.table_id]
+            self._reached.pop(item.table_id, None)
         self.running[item.table_id] = (item, now)
         self._served[item.table_id] = now
         return item
 
     def _first(self, items: dict[Kind, Item], now: float) -> Item | None:
-        for kind, item in items.items():
-            failed = self.failures.get((item.table_id, kind))
-            if failed is None or now >= failed.until:
-                return item
-        return None
+        """What comes next of one table: in the order of a pass, behind what the pass under way has reached."""
+        ready = [
+            item
+            for item in items.values()
+            if (failed := self.failures.get((item.table_id, item.kind))) is None or now >= failed.until
+        ]
+        return min(ready, default=None, key=self._turn)
+
+    def _turn(self, item: Item) -> tuple[bool, int]:
+        # An offer comes before a busy fleet is through: the first kind alone would otherwise be due for ever.
+        reached = self._reached.get(item.table_id)
+        return reached is not None and _ORDER[item.kind] <= _ORDER[reached], _ORDER[item.kind]
 
     def ended(self, item: Item, now: float, *, rests: bool) -> None:
         """The item is done; `rests`: it found nothing to do, and would not until the table's mark changes."""
@@ -150,7 +163,7 @@ class Schedule:
         return not self.running and not any(self._first(items, now) for items in self._due.values())
 
     def shown(self, now: float, most: int = 50) -> dict[str, Any]:
-        """What people see of it; at most so many entries of each kind."""
+        """What people see of it: at most so many entries of each kind, and how many there are."""
         return {
             "running": [
                 {"table": str(item.name), "kind": item.kind.value, "seconds": round(now - since, 1)}
@@ -158,6 +171,7 @@ class Schedule:
             ],
             "waiting": self.waiting,
             "tables": len(self._served),
+            "counts": {"running": len(self.running), "failing": len(self.failures)},
             "failing": [
                 {
                     "table": str(each.item.name),
@@ -174,6 +188,7 @@ class Schedule:
 
     def _forget(self, table_id: int) -> None:
         self._served.pop(table_id, None)
+        self._reached.pop(table_id, None)
         for kind in Kind:
             self.failures.pop((table_id, kind), None)
             self._rested.pop((table_id, kind), None)

@@ -92,15 +92,17 @@ def forget() -> None:
         _failing.clear()
 
 
-def shown() -> dict[str, list[dict[str, Any]]]:
+def shown() -> dict[str, Any]:
     """What runs and what waits after a failure, as a crew shows it."""
     now = time.monotonic()
     with _lock:
         running, failing = list(_running.values())[:_MOST], list(_failing.items())[:_MOST]
+        counts = {"running": len(_running), "failing": len(_failing)}
         watched = list(_watched.items())
     others = [kind for kind, (runs, _) in watched if runs()]
-    failing += [((kind, ""), _wait(kind, why, 1, None)) for kind, (_, failed) in watched if (why := failed())]
+    broken = [((kind, ""), _wait(kind, why, 1, None)) for kind, (_, failed) in watched if (why := failed())]
     return {
+        "counts": {"running": counts["running"] + len(others), "failing": counts["failing"] + len(broken)},
         "running": [
             *({"table": table, "kind": kind, "seconds": round(now - since, 1)} for kind, table, since in running),
             *({"table": "", "kind": kind, "seconds": None} for kind in others),
@@ -115,6 +117,6 @@ def shown() -> dict[str, list[dict[str, Any]]]:
                 "times": each.times,
                 "again_in_seconds": None if each.until is None else round(max(each.until - now, 0.0), 1),
             }
-            for (kind, table), each in failing
+            for (kind, table), each in [*failing, *broken]
         ],
     }

@@ -150,14 +150,16 @@ def _show(seen: dict[str, Any]) -> None:
 
 def _worker(each: dict[str, Any]) -> tuple[str, ...]:
     doing = each["doing"]
+    # The lists end somewhere, their numbers do not.
+    counts = {key: len(doing.get(key, ())) for key in ("running", "failing")} | doing.get("counts", {})
     return (
         each["holder"],
         f"{each['role']}, late" if each["late"] else each["role"],
         "–" if each["epoch"] is None else str(each["epoch"]),
         f"{duration(each['silent_seconds'])} ago",
         each["address"] or "–",
-        str(len(doing.get("running", ()))),
+        str(counts["running"]),
         str(doing.get("waiting", 0)),
-        str(len(doing.get("failing", ()))),
+        str(counts["failing"]),
         duration(doing.get("cycle_seconds", 0.0)),
     )

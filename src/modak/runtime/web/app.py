@@ -16,6 +16,7 @@ from modak.runtime.web.bodies import Bodies
 from modak.runtime.web.context import API, Context
 from modak.runtime.web.errors import add_handlers
 from modak.runtime.web.measured import Measured
+from modak.runtime.web.room import Room
 
 _DESCRIPTION = """
 Modak keeps the cold half of a Postgres database in an open lake. This is what the command line shows and does, over
@@ -51,5 +52,6 @@ def create_app(context: Context, further: Sequence[APIRouter] = ()) -> FastAPI:
 
     # The last one added is the outermost.
     app.add_middleware(Bodies, guard=context.guard)
+    app.add_middleware(Room)
     app.add_middleware(Measured)
     return app

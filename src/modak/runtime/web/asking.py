@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 from modak.runtime.web.context import API, Context
@@ -18,6 +18,7 @@ _MORE: dict[int | str, dict[str, Any]] = {
         "description": "The token does not allow this, or the role for queries may not read the table",
     },
     408: {"model": Wrong, "description": "The query took too long"},
+    413: {"model": Wrong, "description": "The query needs too much memory, or its answer is too large"},
     429: {"model": Wrong, "description": "Too many queries at once"},
 }
 
@@ -56,16 +57,21 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix=API, tags=["sql"], dependencies=[Depends(context.guard.reader)], responses=_MORE)
 
     @routes.post("/query", summary="Ask heap and lake as one", response_model=Answer)
-    def query(question: Limited) -> dict[str, Any]:
+    def query(question: Limited) -> Response:
         """All tables are read at one moment, with the rights of the role for queries where there is one.
 
         Only queries run; scripts, calls into Java and files by path do not.
         """
-        return context.queries.ask(question.sql, question.max_rows, question.timeout_seconds)
+        return _json(context.queries.ask(question.sql, question.max_rows, question.timeout_seconds))
 
-    @routes.post("/explain", summary="Which tier a query reads")
-    def explain(question: Question) -> dict[str, Any]:
+    @routes.post("/explain", summary="Which tier a query reads", response_model=dict[str, Any])
+    def explain(question: Question) -> Response:
         """Per use of a table: columns, filter, and the ranges of heap and lake. Nothing runs."""
-        return context.queries.explain(question.sql)
+        return _json(context.queries.explain(question.sql))
 
     return routes
+
+
+def _json(answer: bytes) -> Response:
+    # As it came from the child: reading it again would take several times its memory.
+    return Response(answer, media_type="application/json")

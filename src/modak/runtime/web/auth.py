@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from modak.config import HttpSettings
 from modak.core.errors import ModakError
-from modak.core.loopback import is_called_loopback
+from modak.core.loopback import is_called_loopback, is_page_of
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -119,5 +119,13 @@ def _refuse_strangers(request: Request) -> None:
             "Without a token this server answers only to names of this machine.",
             hint="Call it as 127.0.0.1 or localhost, or set MODAK_API_TOKEN.",
         )
-    if request.method not in _SAFE and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    if request.method not in _SAFE and _is_from_elsewhere(request):
         raise Forbidden("api.foreign_site", "A page of another site may not change anything here.")
+
+
+def _is_from_elsewhere(request: Request) -> bool:
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return True
+    # A browser that sends no Fetch Metadata names the page's origin; a program names none.
+    origin = request.headers.get("origin")
+    return origin is not None and not is_page_of(origin, request.headers.get("host", ""))

@@ -1,8 +1,8 @@
 """Errors over HTTP: `{"error": {"code", "message", "hint"}}` and a status that says whose turn it is.
 
 400 the request is wrong, 401 and 403 about tokens and what the role for queries may read, 404 and 405 about addresses,
-409 the state of things does not allow it now, 413 its body is too large, 429 too much at once, 503 Postgres or the
-engine is away, 500 a fault of ours (logged, and not shown).
+409 the state of things does not allow it now, 413 its body or what it asks for is too large, 429 too much at once, 503
+Postgres or the engine is away or too many requests are under way, 500 a fault of ours (logged, and not shown).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _BY_CODE = {
     "api.not_found": 404,
     "catalog.no_profile": 404,
     "api.busy": 429,
+    "api.full": 503,
     "sql.timeout": 408,
+    "sql.too_large": 413,
     "measurements.name": 400,
     "sql.failed": 400,
     "postgres.no_such_table": 409,

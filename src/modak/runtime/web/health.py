@@ -1,4 +1,7 @@
-"""Probes and `/metrics`. The probes need no token and say no more than a supervisor must know."""
+"""Probes and `/metrics`. The probes need no token and say no more than a supervisor must know.
+
+They look at memory only, in the event loop itself: they wait for no thread, however many requests hold one.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/livez", summary="Whether this process can go on")
-    def live() -> JSONResponse:
+    async def live() -> JSONResponse:
         """503 when only a restart helps: a loop hangs, or the JVM is gone."""
         return _answer(context.pulse.live())
 
     @routes.get("/readyz", summary="Whether this process does its part")
-    def ready() -> JSONResponse:
+    async def ready() -> JSONResponse:
         """503 while it starts or stops, and while Postgres does not answer. A standby is ready."""
         return _answer(context.pulse.ready())
 

@@ -12,6 +12,8 @@ from modak.runtime import metrics
 from modak.runtime.tracing import span
 from modak.runtime.web.errors import crashed
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""What has a series of its own: a caller may send any word, and each would be kept for ever."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -30,7 +32,8 @@ class Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, method, started = time.monotonic(), scope["method"], False
+        began, started = time.monotonic(), False
+        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
 
         async def counted(message: Message) -> None:
             nonlocal started

@@ -17,7 +17,6 @@ from modak.runtime.web.context import Context
 
 log = structlog.get_logger()
 
-MOST_CONNECTIONS = 200
 _END_SECONDS = 5
 
 
@@ -27,6 +26,8 @@ def listening(
 ) -> Iterator[str]:
     """Serve HTTP while the block runs; yields the address. Port 0 takes a free one. A gate stands before all routes."""
     import uvicorn
+
+    from modak.runtime.web.connections import Prompt
 
     host = context.site.settings.http.host.strip("[]")
     app = create_app(context, further)
@@ -38,7 +39,9 @@ def listening(
         access_log=False,
         server_header=False,
         date_header=True,
-        limit_concurrency=MOST_CONNECTIONS,
+        http=Prompt,
+        # uvicorn's own limit counts connections that ask for nothing, and refuses the probes as well.
+        limit_concurrency=None,
         timeout_graceful_shutdown=_END_SECONDS,
     )
     server = uvicorn.Server(config)
@@ -54,6 +57,7 @@ def listening(
             yield address
     finally:
         server.should_exit = True
+        context.queries.close()
         thread.join(timeout=2 * _END_SECONDS)
         bound.close()
 

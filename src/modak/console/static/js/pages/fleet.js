@@ -70,12 +70,14 @@ const WORKERS = [
 /** What a worker is at: a few pieces of work, how many wait, how many fail. */
 function doing(one) {
   const running = one.doing.running ?? [], failing = one.doing.failing ?? [];
+  // The lists end somewhere, their numbers do not.
+  const all = { running: running.length, failing: failing.length, ...one.doing.counts };
   const words = running.slice(0, 3).map((item) => `${item.kind} ${item.table}`.trim());
-  if (running.length > 3) words.push(`${running.length - 3} more`);
+  if (all.running > 3) words.push(`${all.running - 3} more`);
   return [
     words.join(", ") || (one.role === "leading" ? "nothing to do" : nothing),
     one.doing.waiting ? `, ${count(one.doing.waiting)} waiting` : "",
-    failing.length ? [" ", h("a", { href: "#/errors" }, badge(`${count(failing.length)} failing`, "bad"))] : "",
+    all.failing ? [" ", h("a", { href: "#/errors" }, badge(`${count(all.failing)} failing`, "bad"))] : "",
   ];
 }
 
