@@ -42,3 +42,31 @@ def test_a_load_that_is_staged_in_mid_fold_replaces_older_corrections_and_gives_
     fold(site, leader.epoch, events.name)
     assert events.delta() == {}
     assert {row for row in events.lake() if row[0] >= 1000} == expected
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_load_that_lands_in_mid_fold_is_not_replaced_by_older_corrections(
+    api: Api, site: Site, leader: Leader, events: Events, gone: bool
+) -> None:
+    corrections = Corrections(events)
+    corrections.upsert(1000, 0, "older")
+    if gone:
+        corrections.delete(1005, 5)
+    else:
+        corrections.upsert(1005, 5, "older")
+    keys = range(1001, 1013)
+    batch = "".join(json.dumps({"id": key, "ts": key - 1000, "body": "loaded"}) + "\n" for key in keys).encode()
+
+    def land() -> None:
+        assert api.post(batch, "landed").json()["state"] == "staged"
+        adopted(site, leader, events)
+
+    once_at("fold.after_write", land)
+    with capture_logs() as logged:
+        fold(site, leader.epoch, events.name)
+    faults.watch(None)
+    because = [entry["detail"] for entry in logged if entry["event"] == "fold.again"]
+    assert because == ["An ingest or load has landed since this fold looked."]
+    expected = {(1000, 0, "older")} | {(key, key - 1000, "loaded") for key in keys}
+    assert {row for row in events.lake() if row[0] >= 1000} == expected
+    assert events.delta() == {}

@@ -15,10 +15,11 @@ from tests.tables.events import Events
 pytestmark = pytest.mark.spark
 
 
-def add_and_tier(events: Events, leader: Leader, definition: str) -> None:
+def add_and_tier(events: Events, leader: Leader, definition: str, *further: str) -> None:
     events.register()
     events.tier(leader)
-    events.sql(f"ALTER TABLE public.events ADD COLUMN {definition}")
+    for statement in (f"ALTER TABLE public.events ADD COLUMN {definition}", *further):
+        events.sql(statement)
     events.add_partition(300)
     events.sql("INSERT INTO public.events (id, ts, body) VALUES (301, 301, 'new')")
     assert events.tier(leader).moved_partitions == ("events_200",)
@@ -38,6 +39,12 @@ def test_a_default_that_differs_from_row_to_row_is_made_for_every_old_row(events
 
 def test_an_array_default_reaches_old_rows(events: Events, leader: Leader) -> None:
     add_and_tier(events, leader, "tags text[] DEFAULT '{a,b}'")
+    assert {tuple(row[3]) for row in events.lake()} == {("a", "b")}
+
+
+def test_an_array_default_reaches_old_rows_though_it_was_dropped_again(events: Events, leader: Leader) -> None:
+    dropped = "ALTER TABLE public.events ALTER COLUMN tags DROP DEFAULT"
+    add_and_tier(events, leader, "tags text[] DEFAULT '{a,b}'", dropped)
     assert {tuple(row[3]) for row in events.lake()} == {("a", "b")}
 
 

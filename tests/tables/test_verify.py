@@ -205,6 +205,13 @@ def test_since_and_sample_limit_the_work_to_some_bands(both: Events) -> None:
     assert sampled.skipped_bands == 2
 
 
+def test_a_repair_of_a_sample_is_looked_at_in_the_same_bands(both: Events) -> None:
+    limits = Limits(sample=0.4)
+    chosen = {tuple(band.lower for band in verify(both.site, both.name, limits).bands) for _ in range(6)}
+    assert len(chosen) == 1
+    assert len({Limits().seed for _ in range(6)}) > 1
+
+
 def test_writers_at_work_raise_no_false_alarm(both: Events) -> None:
     stop = threading.Event()
     rounds = 0

@@ -30,7 +30,7 @@ from modak.postgres.describe import PgColumn, PgTable
 from modak.postgres.dsn import Dsn
 from modak.tables.landing import land
 from modak.tables.site import Site
-from modak.tables.tidy import tidy_landed
+from modak.tables.tidy import give_up, tidy_landed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,11 +76,12 @@ class Refill:
 
 def due(column: PgColumn, initial: str | None) -> dict[str, str] | None:
     """What old rows of a new column need, or nothing when the initial default says it."""
-    if initial is not None or column.default is None:
+    if initial is not None:
         return None
     if column.missing_value is not None:
+        # What old rows show stays so when the default is dropped again.
         return {"constant": column.missing_value}
-    return None if column.default_constant else {"expression": column.default}
+    return None if column.default is None or column.default_constant else {"expression": column.default}
 
 
 def backfill(
@@ -93,6 +94,23 @@ def backfill(
     op_id = new_op_id(site.clock)
     folder = data_folder(lake.location, op_id)
     Journal(writer).begin(op_id, state.table.table_id, "backfill", {"columns": sorted(wanted)}, [folder])
+    try:
+        return _backfill(site, writer, state, heap, mapped, lake, op_id, wanted)
+    except ModakError as error:
+        give_up(site, writer, state.table.location, op_id, error)
+        raise
+
+
+def _backfill(
+    site: Site,
+    writer: CatalogWriter,
+    state: TableState,
+    heap: PgTable,
+    mapped: Sequence[MappedColumn],
+    lake: LakeTable,
+    op_id: OpId,
+    wanted: Mapping[str, Mapping[str, str]],
+) -> LakeTable:
     Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
     removed, added = _rewrite(site, state, heap, mapped, lake, op_id, wanted)
 

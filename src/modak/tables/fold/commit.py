@@ -37,8 +37,8 @@ _NONE_STAGED: LiteralString = """
     )
 """
 _NONE_TAKEN_IN: LiteralString = """
-    SELECT NOT EXISTS (SELECT FROM modak.op_log WHERE table_id = %s AND kind = 'ingest' AND xact_id IS NOT NULL
-        AND NOT pg_visible_in_snapshot(xact_id, %s::pg_snapshot))
+    SELECT NOT EXISTS (SELECT FROM modak.op_log WHERE table_id = %s AND kind IN ('ingest', 'adopt')
+        AND xact_id IS NOT NULL AND NOT pg_visible_in_snapshot(xact_id, %s::pg_snapshot))
 """
 SOON_ROWS = 20_000_000
 """Up to so many lake rows are looked through while the transaction already removes delta tuples: about a second."""
@@ -133,7 +133,7 @@ def _require_newest(tx: CommitTransaction, table_id: int, batch: Batch) -> None:
     """What was read must not be older than rows that have come into the lake, or are about to, by another way."""
     seen = (table_id, batch.pg_snapshot)
     tx.require("A load was staged before this fold looked.", _NONE_STAGED, seen)
-    tx.require("An ingest has landed since this fold looked.", _NONE_TAKEN_IN, seen)
+    tx.require("An ingest or load has landed since this fold looked.", _NONE_TAKEN_IN, seen)
 
 
 def _require_room(plan: FoldPlan, now: TableState) -> None:

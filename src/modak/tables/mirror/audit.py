@@ -63,7 +63,13 @@ class _Round:
 
 
 def audit(
-    site: Site, name: TableName, *, since: TierKey | None = None, sample: float | None = None, mend: bool = False
+    site: Site,
+    name: TableName,
+    *,
+    since: TierKey | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    mend: bool = False,
 ) -> VerifyReport:
     """Compare what heap and lake of a mirrored table hold; `mend`: have the daemon put right what differs."""
     started = site.clock.monotonic()
@@ -76,7 +82,7 @@ def audit(
         )
     before: _Round | None = None
     for _ in range(ROUNDS):
-        now = _compare(site, name, before, since, sample)
+        now = _compare(site, name, before, since, None if sample is None else (sample, seed))
         if not len(now.found) or len(now.settled) == len(now.found):
             break
         if before is None or now.position > before.position:
@@ -130,7 +136,9 @@ def joined(cold: VerifyReport, hot: VerifyReport) -> VerifyReport:
     )
 
 
-def _compare(site: Site, name: TableName, before: _Round | None, since: TierKey | None, sample: float | None) -> _Round:
+def _compare(
+    site: Site, name: TableName, before: _Round | None, since: TierKey | None, sample: tuple[float, int] | None
+) -> _Round:
     from modak.tables.verify.compare import differing_buckets, find_differing, in_portions, side_by_side
     from modak.tables.verify.fingerprint import Tally
 
@@ -142,7 +150,7 @@ def _compare(site: Site, name: TableName, before: _Round | None, since: TierKey 
                 site, conn, state, point.pin.snapshot_id, point.snapshot, Stretch(point.pin.t, None), since=since
             )
         if sample is not None:
-            sides = _sampled(sides, sample, state.table.table_id)
+            sides = _sampled(sides, *sample)
         answers = sides.ask(sides.jobs)
         heap, cold = Tally(), Tally()
         for one in answers:

@@ -7,8 +7,9 @@ verification leaves a pin that lapses.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 from psycopg import sql
@@ -68,6 +69,8 @@ class Limits:
 
     since: TierKey | None = None
     sample: float | None = None
+    seed: int = field(default_factory=lambda: secrets.randbits(31))
+    """Which share: others in each run, the same ones when a repair is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ def _mirrored(site: Site, state: TableState, limits: Limits, on_differing: OnVie
     from modak.tables.mirror.audit import audit, joined
 
     name, line = state.table.name, state.cutline
-    hot = audit(site, name, since=limits.since, sample=limits.sample, mend=on_differing is not None)
+    mend = on_differing is not None
+    hot = audit(site, name, since=limits.since, sample=limits.sample, seed=limits.seed, mend=mend)
     if line.t is None or line.t == line.first_floor:
         return hot
     return joined(_verify(site, name, limits, on_differing, site.clock.monotonic()), hot)
@@ -165,7 +169,7 @@ def look(site: Site, point: Point, name: TableName, limits: Limits) -> View:
     known = [(part.lower, part.upper) for part in state.partitions]
     bands = plan_bands(pin.t, pin.retention_line, known, leaves, since=limits.since)
     if limits.sample is not None:
-        bands = sample_bands(bands, limits.sample, pin.pin_id)
+        bands = sample_bands(bands, limits.sample, limits.seed)
     view = View(site, point, state, heap, bands, shape, _delta_rows(point, record.table_id, bands), ())
     return replace(view, jobs=tuple(_jobs(view, lake, leaves, limits)))
 
