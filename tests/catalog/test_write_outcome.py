@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
 import pytest
 
 from modak.catalog.journal import Journal
+from modak.catalog.lease import Lease
 from modak.catalog.outcome import settle
 from modak.catalog.write import CatalogWriter
 from modak.core import faults
@@ -20,6 +22,7 @@ from tests.catalog.committing import (
     LANDED,
     UNTOUCHED,
     Conn,
+    lake_commit,
     prepared_op,
     proxy,
     state_of,
@@ -137,3 +140,20 @@ def test_a_crash_around_the_commit_leaves_all_or_nothing(
     faults.arm(None)
     assert state_of(conn, table) == state
     assert Journal(writer).landed(op_id) is (state is LANDED)
+
+
+def test_a_leader_that_commits_ahead_of_others_may_take_longer_than_a_transaction_may_rest(
+    conn: Conn, catalog: Dsn, writer: CatalogWriter, table: Built
+) -> None:
+    lease = Lease(catalog, "slow", 30)
+    slow = CatalogWriter(catalog, lease.campaign(), idle_millis=100)
+    with slow.transaction_ahead(prepared_op(writer, table), lake_commit(table).identifier) as tx:
+        assert others_wait(conn, table)
+        time.sleep(0.4)
+        tx.publish(lake_commit(table))
+    lease.release()
+
+
+def others_wait(conn: Conn, table: Built) -> bool:
+    query = "SELECT FROM modak_iceberg.iceberg_tables WHERE table_name = %s FOR UPDATE SKIP LOCKED"
+    return conn.execute(query, (table.name.name,)).fetchone() is None

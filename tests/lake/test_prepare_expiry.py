@@ -10,6 +10,7 @@ import pytest
 
 from modak.core.errors import Conflict, Refused
 from modak.lake.changes import Append, CreateTag, DeleteRange, ExpireSnapshots, RemoveTag, RowDelta, SetProperties
+from modak.lake.iceberg import reaching
 from modak.lake.model import LakeName, Prepared, Vector, data_folder, pin_tag
 from modak.storage import Store, local_path, normal
 from tests.lake.iceberg_support import Lab, exists, only, rows, table_folder
@@ -104,6 +105,29 @@ def test_what_another_tool_has_deleted_of_expired_snapshots_is_passed_over(lab: 
     assert list(again.files()) == []
     assert {uri for uri in again.metadata if "snap-" not in uri} == set()
     assert lab.pyiceberg(name) == rows(150)
+
+
+def test_no_more_manifest_lists_are_read_than_it_takes_to_know_that_nothing_is_freed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lab.create()
+    for number in range(6):
+        lab.commit(made, Append(lab.write(made, rows(number))))
+    prepared = lab.commit(made, ExpireSnapshots(tuple(lab.ids(made)[:2])))
+    read, manifests = list[int](), reaching._manifests
+
+    def counted(java: Any, snapshots: Any, io: Any) -> Any:
+        some = snapshots.toList()
+        read.append(some.size())
+        return manifests(java, some.stream(), io)
+
+    monkeypatch.setattr(reaching, "_manifests", counted)
+    for name, value in (("LISTS_AT_ONCE", 1), ("READERS", 1)):
+        monkeypatch.setattr(reaching, name, value)
+    freed = lab.lake.freed(made, str(prepared.expired_from))
+    assert [uri for uri in freed.metadata if "snap-" not in uri] == []
+    assert list(freed.files()) == []
+    assert sum(read) == 3, "of the two that are gone, and of the oldest that stays"
 
 
 def test_files_of_a_layout_that_another_tool_has_cleaned_away_are_found(lab: Lab, name: LakeName) -> None:

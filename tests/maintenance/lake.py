@@ -18,8 +18,11 @@ from modak.storage.uri import local_path
 from modak.tables.fold.run import fold
 from modak.tables.load.run import LoadRequest, load
 from modak.tables.load.stage import Staged
+from modak.tables.maintenance.engine import engine_of
 from modak.tables.maintenance.run import MaintenanceReport, PassReport, maintain
+from modak.tables.repair import repair
 from modak.tables.site import Site
+from modak.tables.tidy import finish_expiries, finish_operations
 from tests.tables.corrections import Corrections
 from tests.tables.events import Events
 from tests.tables.invariants import Invariants, Row
@@ -57,6 +60,18 @@ class Lake:
         report = maintain(self.site, self.leader.epoch, self.events.name, engine=engine or self.engine)
         assert not report.failed, report.failed
         return report
+
+    def recover(self) -> None:
+        """What an earlier process has left: its operations at the start, freed files by the thread of maintenance."""
+        repair(self.site, self.leader.epoch)
+        self.free()
+        # Operations whose metadata was still needed for that; the next cycle ends them.
+        finish_operations(self.site, self.site.writer(self.leader.epoch), self.site.reader.state(self.events.name))
+
+    def free(self) -> int:
+        """Delete the files that landed expiries have freed; how many expiries wait for later."""
+        writer, engine = self.site.writer(self.leader.epoch), engine_of(self.site, self.engine)
+        return finish_expiries(self.site, writer, self.events.name, engine)
 
     def stage(self, label: str, *keys: int) -> list[Path]:
         """Load rows with these tier keys, to wait for their adoption; their files."""

@@ -17,7 +17,6 @@ import pytest
 from modak.core import faults
 from modak.core.faults import Fault, InjectedFault
 from modak.storage.uri import local_path
-from modak.tables.repair import repair
 from tests.maintenance import foreign
 from tests.maintenance.lake import Lake
 from tests.tables.invariants import Row
@@ -119,7 +118,7 @@ class Life:
             self.lake.maintain()
         faults.arm(None)
         self.check_rows()
-        repair(self.lake.site, self.lake.leader.epoch)
+        self.lake.recover()
         assert self.lake.site.reader.unfinished_ops() == ()
         self.check_rows()
         self.lake.maintain()
@@ -192,7 +191,7 @@ def test_a_crash_while_late_deletes_are_carried_over_is_made_good(life: Life, po
         life.lake.maintain()
     faults.arm(None)
     faults.watch(None)
-    repair(life.lake.site, life.lake.leader.epoch)
+    life.lake.recover()
     life.check_rows()
     life.lake.maintain()
     life.check()
@@ -223,7 +222,7 @@ def test_a_crash_while_the_metadata_of_expired_snapshots_goes_is_made_good(life:
     assert op.landed
     assert op.cleanup["expired_from"] is None
     assert all(not uri.endswith(".parquet") for uri in op.cleanup["freed"])
-    repair(life.lake.site, life.lake.leader.epoch)
+    life.lake.recover()
     life.lake.maintain()
     life.check()
     assert not any(life.lake.site.store.exists(uri) for uri in op.cleanup["freed"])

@@ -12,6 +12,7 @@ from modak.core.clock import FrozenClock
 from modak.core.names import TableName
 from modak.runtime import maintaining
 from modak.runtime.maintaining import Maintainer
+from modak.tables.maintenance import erasures, requests
 from modak.tables.site import Site
 from tests.maintenance.test_policy import NAME, site
 
@@ -57,3 +58,38 @@ def test_a_table_is_due_an_interval_after_its_registration_and_after_each_pass(
     clock.sleep(1)
     successor.turn()
     assert done == [NAME] * 2
+
+
+def test_what_is_asked_for_during_a_turn_is_done_before_the_next_table_that_is_due(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, asked = list[str](), list[Any]()
+    due = [SimpleNamespace(name=TableName("public", name)) for name in ("one", "two", "three", "four")]
+
+    def run(_site: Site, _leader: object, name: TableName, *_: object) -> None:
+        done.append(f"pass {name.name}")
+        if name.name == "one":
+            asked.append(erasures.Asked(1, TableName("public", "three"), "id = 5"))
+            asked.append(requests.Claimed(1, TableName("public", "four")))
+
+    def next_of(kind: type) -> Any:
+        return next((each for each in asked if isinstance(each, kind)), None)
+
+    def claim(kind: type) -> Any:
+        found = next_of(kind)
+        if found is not None:
+            asked.remove(found)
+        return found
+
+    monkeypatch.setattr(maintaining, "run", run)
+    monkeypatch.setattr(maintaining, "erase", lambda _s, _l, each, _stop: done.append(f"erase {each.table.name}"))
+    monkeypatch.setattr(maintaining, "answer", lambda _s, _l, each, _stop: done.append(f"asked {each.table.name}"))
+    monkeypatch.setattr(erasures, "asked_for", lambda _site: next_of(erasures.Asked) is not None)
+    monkeypatch.setattr(erasures, "claim", lambda _writer: claim(erasures.Asked))
+    monkeypatch.setattr(requests, "waiting", lambda _site: next_of(requests.Claimed) is not None)
+    monkeypatch.setattr(requests, "claim", lambda _writer: claim(requests.Claimed))
+    nobody: Any = SimpleNamespace(epoch=None)
+    maintainer = Maintainer(site, nobody, lambda: False)
+    monkeypatch.setattr(maintainer, "_due", lambda: due)
+    maintainer.turn()
+    assert done == ["pass one", "erase three", "asked four", "pass two", "pass three"], "four has just had its pass"

@@ -11,22 +11,26 @@ from typing import Any
 import pytest
 
 from modak.catalog import pins
+from modak.catalog.records import OpRecord
 from modak.core import faults
 from modak.core.errors import ModakError, UsageError
 from modak.core.faults import Fault, InjectedFault
 from modak.core.names import TableName
+from modak.core.underway import working
 from modak.runtime import daemon
 from modak.runtime.leader import Leader
 from modak.runtime.maintaining import Maintainer
 from modak.tables.maintenance import erasures, requests
 from modak.tables.maintenance.condition import by_key, for_spark
 from modak.tables.maintenance.erase import Erased, count, erase_rows
+from modak.tables.maintenance.erase import _positions as positions
 from modak.tables.maintenance.run import maintain
 from modak.tables.maintenance.settling import beside, mark, on_its_way
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
 from modak.tables.repair import repair
 from modak.tables.site import Site
+from modak.tables.upkeep import trim_snapshots
 from tests.cli.conftest import modak  # noqa: F401
 from tests.maintenance.lake import Lake, original
 from tests.maintenance.test_requests import environ
@@ -225,6 +229,7 @@ def test_the_command_counts_erases_and_shows_evidence(lake: Lake, modak: Any, en
     [
         (Erased(1, 1, 1, 1, 0, snapshots_scanned=2), 0, "found 0 matching rows"),
         (Erased(1, 1, 1, 1, 3), 1, "Readers still hold 3 older snapshots"),
+        (Erased(1, 1, 1, 1, 0, snapshots_scanned=2, freeing=1), 1, "are still stored"),
         (Erased(1, 1, 1, 1, 0, snapshots_scanned=2, found=2), 1, "2 rows still match"),
     ],
 )
@@ -310,6 +315,66 @@ def test_snapshots_that_neighbours_commit_before_the_rewrite_go_too(
     assert (done.waiting, done.found) == (0, 0)
     assert "row 5" not in everywhere(lake), "the snapshot of the fold would keep the file"
     assert lake.rows() == original(5, 7) | {(7, 7, "corrected")}
+
+
+def put_off(lake: Lake) -> OpRecord:
+    """An expiry that has landed, and whose files are still there."""
+    lake.correct(20)
+    lake.policy(snapshot_retention_hours=0, snapshot_min_retained=1, snapshot_max_count=1)
+    assert trim_snapshots(lake.site, lake.site.writer(lake.leader.epoch), lake.events.name)
+    (left,) = erasures.freeing(lake.site, lake.site.reader.state(lake.events.name).table.table_id)
+    return left
+
+
+def has_ended(lake: Lake) -> bool:
+    return lake.events.sql("SELECT bool_and(finished_at IS NOT NULL) FROM modak.erasures") == [(True,)]
+
+
+def test_while_a_neighbour_still_deletes_files_of_older_snapshots_the_evidence_is_not_complete(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modak.tables.maintenance.settling.FREEING_SECONDS", 1.0)
+    left = put_off(lake)
+    with working(left.op_id):
+        done = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id = 5")
+    assert (done.waiting, done.found, done.freeing) == (0, 0, 1)
+    assert not has_ended(lake)
+    again = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id = 5")
+    assert (again.waiting, again.found, again.freeing) == (0, 0, 0)
+    assert has_ended(lake)
+    assert "row 5" not in everywhere(lake)
+
+
+def test_an_erasure_deletes_what_a_neighbour_has_put_off_meanwhile(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = put_off(lake)
+
+    def beside_the_neighbour(*given: Any) -> Any:
+        with working(left.op_id):
+            return maintain(*given)
+
+    monkeypatch.setattr("modak.tables.maintenance.erase.maintain", beside_the_neighbour)
+    done = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id = 5")
+    assert (done.waiting, done.found, done.freeing) == (0, 0, 0)
+    assert has_ended(lake)
+    assert "row 5" not in everywhere(lake)
+
+
+def test_the_positions_of_one_file_are_held_at_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modak.tables.maintenance.erase.AT_ONCE", 7)
+    seen: list[str] = []
+
+    def one_by_one(found: Any) -> Iterator[Any]:
+        for path, places in positions(found):
+            seen.append("read")
+            yield path, places
+
+    monkeypatch.setattr("modak.tables.maintenance.erase._positions", one_by_one)
+    faults.watch(lambda point: seen.append("written") if point == "vectors.durable" else None)
+    done = erase_rows(lake.site, lake.leader.epoch, lake.events.name, "id % 10 < 9")
+    faults.watch(None)
+    assert seen == ["read", "written"] * 2
+    assert (done.lake_rows, done.waiting, done.found) == (180, 0, 0)
+    assert lake.rows() == {(i, i, f"row {i}") for i in range(9, 200, 10)}
 
 
 def test_an_erasure_waits_for_what_could_still_bring_rows(lake: Lake) -> None:

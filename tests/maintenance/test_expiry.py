@@ -7,18 +7,22 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from modak.catalog import pins
+from modak.catalog import operators, pins
 from modak.catalog.records import OpRecord
 from modak.core import faults
+from modak.core.clock import FrozenClock
 from modak.core.errors import ModakError
 from modak.core.faults import Fault, InjectedFault
 from modak.core.states import OpPhase
 from modak.core.underway import working
 from modak.lake.model import LakeName
+from modak.runtime import maintaining
+from modak.runtime.maintaining import Maintainer
 from modak.storage.uri import local_path, normal
 from modak.tables.maintenance import erasures
 from modak.tables.maintenance.run import maintain
@@ -99,7 +103,7 @@ def test_what_other_commits_push_out_of_the_log_stays_until_it_has_been_compared
         for key in (6, 7, 8):
             aged.correct(key)
         assert aged.site.store.exists(left.cleanup["expired_from"])
-    repair(aged.site, aged.leader.epoch)
+    aged.recover()
     assert aged.site.reader.unfinished_ops() == ()
     assert not aged.site.store.exists(left.cleanup["expired_from"])
     assert superfluous(aged) == set()
@@ -195,7 +199,7 @@ def test_an_expiry_after_whose_crash_another_tool_has_swept_comes_to_its_end(age
     manifests = [uri for uri in freed.metadata if "snap-" not in uri]
     assert manifests
     aged.site.store.delete([*freed.files(), *manifests])
-    repair(aged.site, aged.leader.epoch)
+    aged.recover()
     assert aged.site.reader.unfinished_ops() == ()
     assert not any(aged.site.store.exists(uri) for uri in freed.metadata)
     assert superfluous(aged) == set()
@@ -208,7 +212,7 @@ def test_an_expiry_whose_metadata_somebody_has_deleted_leaves_its_files_to_a_swe
         _struck(lake, "expiry.before_compare")
     (left,) = [op for op in lake.site.reader.unfinished_ops() if op.kind == "expire"]
     lake.site.store.delete([left.cleanup["expired_from"]])
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert lake.site.reader.unfinished_ops() == ()
     assert superfluous(lake)
     assert lake.rows() == original(1) | {(1, 1, "corrected")}
@@ -234,7 +238,7 @@ def test_a_neighbour_that_expires_more_while_files_are_compared_is_in_nobodys_wa
     assert aged.table.snapshot_count == 1
     assert [op.phase for op in seen] == [OpPhase.COMMITTED, OpPhase.DONE], "the later one waits for the earlier"
     assert again == []
-    repair(aged.site, aged.leader.epoch)
+    aged.recover()
     assert superfluous(aged) == set()
     assert aged.site.reader.unfinished_ops() == ()
 
@@ -271,10 +275,10 @@ def test_while_the_lake_has_not_what_is_published_no_freed_file_goes(lake: Lake)
     assert lake.table.oldest_metadata is not None
     there = set(lake.site.store.list(lake.table.location))
     with pointing_at(lake, lake.table.oldest_metadata):
-        repair(lake.site, lake.leader.epoch)
+        lake.recover()
         assert set(lake.site.store.list(lake.table.location)) == there
     assert len(lake.site.reader.unfinished_ops()) == 1
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert lake.site.reader.unfinished_ops() == ()
     assert superfluous(lake) == set()
     assert lake.rows() == original(1) | {(1, 1, "corrected")}
@@ -289,11 +293,11 @@ def test_while_the_lake_has_not_what_a_reader_has_pinned_no_freed_file_goes(lake
     gone = next(each.id for each in lake.site.lake.snapshots(lake.site.lake.load_at(*_named(lake, left))))
     lake.events.sql(f"UPDATE modak.read_pins SET snapshot_id = {gone}")
     there = set(lake.site.store.list(lake.table.location))
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert set(lake.site.store.list(lake.table.location)) == there
     with lake.site.connect() as conn:
         pins.end(conn, pin.pin_id)
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert lake.site.reader.unfinished_ops() == ()
     assert superfluous(lake) == set()
 
@@ -312,7 +316,7 @@ def test_an_expiry_takes_nothing_once_another_table_has_the_name(lake: Lake) -> 
     (folder / "00000-another.metadata.json").write_text(json.dumps(another))
     there = set(lake.site.store.list(f"{lake.table.location}/data"))
     with pointing_at(lake, (folder / "00000-another.metadata.json").as_uri()):
-        repair(lake.site, lake.leader.epoch)
+        lake.recover()
         assert left.op_id not in {op.op_id for op in lake.site.reader.unfinished_ops()}
     assert set(lake.site.store.list(f"{lake.table.location}/data")) == there
 
@@ -329,10 +333,10 @@ def test_other_work_goes_on_while_files_cannot_be_compared(lake: Lake, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(type(lake.site.lake), "freed", failing)
         lake.correct(2)
-        repair(lake.site, lake.leader.epoch)
+        lake.recover()
     assert [op.kind for op in lake.site.reader.unfinished_ops()] == ["expire"]
     assert lake.rows() == original(1, 2) | {(key, key, "corrected") for key in (1, 2)}
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert lake.site.reader.unfinished_ops() == ()
     assert superfluous(lake) == set()
 
@@ -348,7 +352,7 @@ def test_an_expiry_that_an_older_version_has_journaled_by_names_comes_to_its_end
         f"UPDATE modak.op_log SET cleanup = cleanup - 'expired_from' || '{{\"{noted}\": {names}}}'"
         f" WHERE op_id = '{left.op_id}'"
     )
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert lake.site.reader.unfinished_ops() == ()
     lake.check_files()
     assert lake.rows() == original(1) | {(1, 1, "corrected")}
@@ -366,12 +370,12 @@ def test_while_a_pin_keeps_an_expiry_open_its_files_are_deleted_once(lake: Lake)
     assert normal(pin.metadata_location) in left.cleanup["obsolete"]
     seen: list[str] = []
     faults.watch(seen.append)
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     faults.watch(None)
     assert "storage.deleting" not in seen
     with lake.site.connect() as conn:
         pins.end(conn, pin.pin_id)
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert left.op_id not in {op.op_id for op in lake.site.reader.unfinished_ops()}
     assert not lake.site.store.exists(pin.metadata_location)
 
@@ -385,12 +389,95 @@ def test_a_snapshot_that_a_reader_is_just_pinning_is_not_trimmed(lake: Lake) -> 
         lake.correct(3)
         lake.policy(**RETENTION, snapshot_max_count=1)
         assert trim_snapshots(lake.site, writer, lake.events.name) == 0
+        assert _expiry(lake).attempt == 1, "who is pinning may take his time"
+        assert did(lake.maintain(), "expiry").skipped == "deferred: A reader is just pinning public.events."
+        assert _expiry(lake).attempt == 1
         reader.commit()
     assert row is not None
     assert row[0] in {each.id for each in lake.site.lake.snapshots(lake.table)}
     assert trim_snapshots(lake.site, writer, lake.events.name) > 0
     assert row[0] in {each.id for each in lake.site.lake.snapshots(lake.table)}
+    lake.free()
     assert superfluous(lake) == set()
+
+
+def _expiry(lake: Lake) -> OpRecord:
+    """The latest."""
+    return next(op for op in lake.site.reader.history(1) if op.kind == "expire")
+
+
+def test_only_the_thread_of_maintenance_compares_files(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    left, compared = _left(lake), list[str]()
+    faults.watch(lambda point: compared.append(point) if point in COMPARING else None)
+    repair(lake.site, lake.leader.epoch)
+    lake.correct(2, 3)
+    lake.policy(**RETENTION, snapshot_max_count=1)
+    assert trim_snapshots(lake.site, lake.site.writer(lake.leader.epoch), lake.events.name)
+    assert compared == []
+    assert [op.kind for op in lake.site.reader.unfinished_ops()].count("expire") == 2
+    assert lake.site.store.exists(left.cleanup["expired_from"])
+    lake.maintain()
+    faults.watch(None)
+    assert set(compared) == set(COMPARING)
+    assert superfluous(lake) == set()
+    lake.recover()
+    assert lake.site.reader.unfinished_ops() == ()
+
+
+@pytest.mark.spark
+def test_the_maintainer_frees_files_whatever_the_policy_says_unless_the_table_is_paused(lake: Lake) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    _left(lake)
+    lake.policy(maintenance_enabled=False)
+    maintainer = Maintainer(lake.site, lake.leader, lambda: False)
+    with lake.site.connect(autocommit=True) as conn:
+        assert operators.pause(conn, 1, "somebody")
+        maintainer.turn()
+        assert superfluous(lake)
+        assert operators.resume(conn, 1)
+    maintainer.turn()
+    assert superfluous(lake) == set()
+    assert "expire" not in {op.kind for op in lake.site.reader.unfinished_ops()}
+
+
+def test_a_table_whose_files_cannot_be_freed_is_looked_at_again_after_a_while(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.policy(**RETENTION)
+    lake.correct(1)
+    _left(lake)
+    clock, tried = FrozenClock(datetime.now(UTC)), list[object]()
+    monkeypatch.setattr(lake.site, "clock", clock)
+
+    def failing(*arguments: object) -> int:
+        tried.append(arguments[-1])
+        if len(tried) == 1:
+            raise ValueError("nobody has thought of this")
+        return 1
+
+    monkeypatch.setattr(maintaining, "finish_expiries", failing)
+    maintainer = Maintainer(lake.site, lake.leader, lambda: False)
+    for seconds in (0, maintaining.FREEING_SECONDS - 1, 1, 1, maintaining.FREEING_SECONDS):
+        clock.sleep(seconds)
+        maintainer.turn()
+    assert tried == [lake.events.name] * 3
+
+
+def test_too_many_snapshots_are_a_tenth_less_afterwards(lake: Lake) -> None:
+    writer, name = lake.site.writer(lake.leader.epoch), lake.events.name
+    for key in range(10):
+        lake.delete(key)
+    assert lake.table.snapshot_count == 11
+    lake.policy(**RETENTION, snapshot_max_count=10)
+    assert trim_snapshots(lake.site, writer, name) == 2
+    lake.delete(50)
+    assert lake.table.snapshot_count == 10
+    assert trim_snapshots(lake.site, writer, name) == 0
+    lake.policy(snapshot_retention_hours=0, snapshot_min_retained=9, snapshot_max_count=9)
+    assert trim_snapshots(lake.site, writer, name) == 1
 
 
 def test_an_erasure_has_not_ended_while_files_of_expired_snapshots_are_there(lake: Lake) -> None:
@@ -401,6 +488,6 @@ def test_an_erasure_has_not_ended_while_files_of_expired_snapshots_are_there(lak
     erasures.erased(writer, asked, 0, {})
     _left(lake)
     assert erasures.finish(lake.site, writer, name) == 1
-    repair(lake.site, lake.leader.epoch)
+    lake.recover()
     assert erasures.finish(lake.site, writer, name) == 0
     assert superfluous(lake) == set()

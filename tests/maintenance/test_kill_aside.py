@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from modak.runtime.leader import Leader
-from modak.tables.repair import repair
 from tests.catalog.test_kill_aside import Place
 from tests.maintenance.lake import Lake
 from tests.maintenance.test_crash import IN_A_PASS, LATE, Life, life
@@ -49,7 +48,7 @@ def another_leads(lake: Lake) -> Iterator[None]:
 def _killed(life: Life, place: Place, point: str, act: str, on: object) -> None:
     with another_leads(life.lake):
         place.dies(point, act, on)
-    repair(life.lake.site, life.lake.leader.epoch)
+    life.lake.recover()
     assert life.lake.site.reader.unfinished_ops() == ()
     life.check_rows()
     life.lake.maintain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,37 @@ def test_several_changes_happen_at_once_or_not_at_all(site: Site) -> None:
     assert of(site, site.reader.state(NAME).table)["rewrite_enabled"] is True
     edit(site, NAME, {}, (), reset=True)
     assert stored(site) == {}
+
+
+def with_more_retained(site: Site) -> Site:
+    """The same site where the fleet keeps more snapshots than a table may list."""
+    fleet = config.load({"MODAK_SNAPSHOT_MIN_RETAINED": "2000"})
+    return replace(site, settings=replace(site.settings, maintenance=fleet.maintenance))
+
+
+def test_defaults_that_do_not_go_together_hold_up_no_other_change(site: Site) -> None:
+    fleet = with_more_retained(site)
+    edit(fleet, NAME, parse({"orphan_grace_hours": "5"}), (), reset=False)
+    edit(fleet, NAME, parse({"snapshot_max_count": "3000"}), (), reset=False)
+    edit(fleet, NAME, {}, ["snapshot_max_count"], reset=False)
+    assert stored(site) == {"orphan_grace_hours": 5}
+    with pytest.raises(UsageError, match=r"snapshot_max_count \(1500\)") as refused:
+        edit(fleet, NAME, parse({"snapshot_max_count": "1500"}), (), reset=False)
+    assert "snapshot_min_retained is not the table's own" in refused.value.hint
+    edit(fleet, NAME, parse({"snapshot_max_count": "1500", "snapshot_min_retained": "10"}), (), reset=False)
+    with pytest.raises(UsageError, match=r"snapshot_min_retained \(2000\)"):
+        edit(fleet, NAME, {}, ["snapshot_min_retained"], reset=False)
+    edit(fleet, NAME, {}, (), reset=True)
+    assert stored(site) == {}
+
+
+def test_a_column_that_has_gone_holds_up_no_other_change(site: Site) -> None:
+    with site.connect(autocommit=True) as conn:
+        conn.execute("ALTER TABLE public.events ADD COLUMN passing int")
+        edit(site, NAME, parse({"rewrite_sort_columns": "passing"}), (), reset=False)
+        conn.execute("ALTER TABLE public.events DROP COLUMN passing")
+    edit(site, NAME, parse({"orphan_grace_hours": "5"}), (), reset=False)
+    assert stored(site) == {"rewrite_sort_columns": "passing", "orphan_grace_hours": 5}
 
 
 def test_arrays_are_sorted_by_but_not_z_ordered(site: Site) -> None:

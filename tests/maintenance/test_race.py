@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from modak.catalog import pins
+from modak.catalog.journal import Journal
 from modak.core import faults, underway
-from modak.core.ids import OpId
+from modak.core.ids import OpId, new_op_id
+from modak.core.states import OpPhase
 from modak.tables.fold.run import fold
 from modak.tables.maintenance.run import maintain
 from modak.tables.upkeep import release_tags, trim_snapshots
@@ -54,6 +56,56 @@ def test_deletes_at_every_attempt_do_not_starve_a_rewrite(lake: Lake) -> None:
     faults.watch(None)
     assert len(acted) == 3
     assert lake.rows() == original(0, 1, 2, 3)
+
+
+def test_a_rewrite_that_loses_a_race_looks_again_only_at_what_has_changed_since(lake: Lake) -> None:
+    lake.policy(rewrite_enabled=False)
+    lake.delete(0, 100)
+    acts = {"rewrite.after_tasks": lambda: lake.delete(1, 101), "landing.prepared": lambda: lake.delete(2)}
+    carried: list[str] = []
+
+    def watcher(point: str) -> None:
+        if point == "rewrite.before_carry":
+            carried.append(point)
+        if act := acts.pop(point, None):
+            faults.watch(None)
+            act()
+            faults.watch(watcher)
+
+    faults.watch(watcher)
+    counters = did(lake.maintain(), "debt").counters
+    faults.watch(None)
+    assert not acts
+    assert len(carried) == 3, "both bins, and then the one that was touched again"
+    assert (counters["files_before"], counters["deletes_after"]) == (2, 2)
+    assert lake.rows() == original(0, 1, 2, 100, 101)
+    lake.check_files()
+
+
+def test_a_rewrite_whose_connection_breaks_before_it_lands_is_not_thrown_away(lake: Lake) -> None:
+    lake.policy(rewrite_enabled=False)
+    lake.delete(0)
+    ended: list[object] = []
+    written: list[str] = []
+
+    def watcher(point: str) -> None:
+        if point == "rewrite.before_tasks":
+            written.append(point)
+        elif point == "catalog.before_commit" and not ended:
+            ended.extend(
+                lake.events.sql(
+                    "SELECT pg_terminate_backend(backend_pid, 2000) FROM modak.op_log"
+                    " WHERE kind = 'rewrite-debt' AND phase = 'prepared'"
+                )
+            )
+
+    faults.watch(watcher)
+    assert did(lake.maintain(), "debt").changed
+    faults.watch(None)
+    assert ended == [(True,)]
+    assert written == ["rewrite.before_tasks"]
+    assert lake.rows() == original(0)
+    lake.check_files()
 
 
 def test_the_second_rewrite_carries_row_ids_that_the_first_wrote(lake: Lake) -> None:
@@ -137,6 +189,19 @@ def test_what_a_rewrite_reads_is_not_expired_under_it(lake: Lake) -> None:
     faults.watch(None)
     assert acted
     assert lake.rows() == original(1, 2, 3, 4)
+
+
+def test_no_snapshot_is_trimmed_that_was_current_since_an_operation_began(lake: Lake) -> None:
+    writer = lake.site.writer(lake.leader.epoch)
+    lake.policy(snapshot_max_count=1, snapshot_min_retained=1)
+    op_id = new_op_id(lake.site.clock)
+    with underway.working(op_id):
+        Journal(writer).begin(op_id, 1, "load", {})
+        for key in (1, 2, 3):
+            lake.delete(key)
+        assert trim_snapshots(lake.site, writer, lake.events.name) == 0
+    Journal(writer).abandon(op_id, OpPhase.PLANNED)
+    assert trim_snapshots(lake.site, writer, lake.events.name) == 3
 
 
 def test_a_pass_does_not_take_the_work_of_another_thread_for_the_leftovers_of_a_crash(lake: Lake) -> None:

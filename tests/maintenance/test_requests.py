@@ -235,6 +235,23 @@ def test_without_a_leader_the_command_says_so_and_local_runs_the_pass(
     assert not [file for file in lake.files() if file.deletes]
 
 
+def test_local_first_repairs_what_a_process_that_was_killed_has_left(
+    lake: Lake,
+    modak: Any,  # noqa: F811
+    environ: dict[str, str],
+) -> None:
+    lake.delete(1)
+    faults.arm(Fault("rewrite.before_tasks"))
+    with pytest.raises(InjectedFault):
+        lake.maintain()
+    faults.arm(None)
+    assert {op.kind for op in lake.site.reader.unfinished_ops()} == {"maintenance", "rewrite-debt"}
+    lake.leader.__exit__(None, None, None)
+    local = modak("maintain", "--table", "public.events", "--local", **environ)
+    assert local.exit_code == 0, local.output
+    assert lake.site.reader.unfinished_ops() == ()
+
+
 def test_local_runs_under_the_same_lock(lake: Lake, modak: Any, environ: dict[str, str]) -> None:  # noqa: F811
     refused = modak("maintain", "--table", "public.events", "--local", "--wait", "0", **environ)
     assert refused.exit_code == 1

@@ -1,4 +1,4 @@
-"""Many files in little memory: ten thousand small ones, twenty thousand foreign equality deletes."""
+"""Many files in little memory: ten thousand small, freed or stranded ones, twenty thousand foreign equality deletes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pyarrow as pa
@@ -17,6 +18,7 @@ from modak.core.states import OpPhase
 from modak.lake.changes import Append
 from modak.lake.iceberg.files import FileWriter
 from modak.lake.model import data_folder
+from modak.storage.uri import local_path, normal
 from modak.tables.landing import land
 from tests.maintenance import foreign
 from tests.maintenance.lake import Lake, did, original
@@ -78,6 +80,11 @@ def append(lake: Lake, files: int, rows: int = 2) -> None:
     )
 
 
+def data_files(lake: Lake) -> set[str]:
+    """Every file in the table's data folder."""
+    return {entry.uri for entry in lake.site.store.list(f"{lake.table.location}/data")}
+
+
 @pytest.fixture(params=["embedded", pytest.param("spark", marks=pytest.mark.spark)])
 def large(lake: Lake, request: pytest.FixtureRequest) -> Lake:
     lake.engine = request.param
@@ -91,6 +98,33 @@ def test_ten_thousand_small_files_become_two(large: Lake) -> None:
     assert counters["files_before"] == 10_001
     assert len(large.files()) == 2
     assert sum(file.file.rows for file in large.files()) == 20_200
+
+
+def test_ten_thousand_freed_files_go(large: Lake) -> None:
+    append(large, 10_000)
+    large.policy(snapshot_expiry_enabled=False)
+    assert did(large.maintain(), "pack").counters["files_before"] == 10_001
+    large.policy(snapshot_retention_hours=0, snapshot_min_retained=1)
+    with within_two_gigabytes(large):
+        counters = did(large.maintain(), "expiry").counters
+    assert counters["files_deleted"] > 10_000
+    assert data_files(large) == {normal(file.file.path) for file in large.files()}
+    assert len(large.rows()) == 20_200
+
+
+def test_ten_thousand_stranded_files_go_and_ten_thousand_live_ones_stay(large: Lake) -> None:
+    append(large, 10_000)
+    large.policy(orphan_sweep_enabled=True, rewrite_enabled=False)
+    stranded = Path(local_path(large.table.location) or "", "data", "stranded")
+    stranded.mkdir()
+    for number in range(10_000):
+        (stranded / f"{number}.parquet").write_bytes(b"left")
+    foreign.grow_old(str(stranded.parent))
+    with within_two_gigabytes(large):
+        counters = did(large.maintain(), "orphans").counters
+    assert (counters["files_deleted"], counters["bytes_deleted"]) == (10_000, 40_000)
+    assert data_files(large) == {normal(file.file.path) for file in large.files()}
+    assert len(large.rows()) == 20_200
 
 
 def test_twenty_thousand_equality_deletes_are_paid_off(large: Lake) -> None:

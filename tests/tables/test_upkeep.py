@@ -10,6 +10,8 @@ import pytest
 from modak.lake.model import Snapshot
 from modak.runtime.leader import Leader
 from modak.tables import upkeep
+from modak.tables.maintenance.engine import Embedded
+from modak.tables.tidy import finish_expiries
 from modak.tables.upkeep import surplus
 from tests.tables.events import Events
 
@@ -34,6 +36,10 @@ def policy(events: Events, **values: Any) -> None:
     events.sql(f"UPDATE modak.tables SET maintenance_policy = '{json.dumps(values)}'")
 
 
+def free(events: Events, leader: Leader) -> int:
+    return finish_expiries(events.site, events.site.writer(leader.epoch), events.name, Embedded(events.site))
+
+
 def tier_one_more(events: Events, leader: Leader, lower: int) -> None:
     events.add_partition(lower)
     events.sql(f"INSERT INTO public.events VALUES ({lower}, {lower}, 'next')")
@@ -48,6 +54,8 @@ def test_a_table_lists_no_more_snapshots_than_its_policy_allows(events: Events, 
         tier_one_more(events, leader, lower)
     assert events.snapshots() == 2
     assert len(events.lake()) == 253
+    assert {op.kind for op in events.site.reader.state(events.name).unfinished} == {"expire"}
+    assert free(events, leader) == 0
     assert not events.site.reader.state(events.name).unfinished
 
 
@@ -102,6 +110,7 @@ def test_whoever_comes_second_to_expire_snapshots_has_nothing_left_to_do(
     monkeypatch.setattr(upkeep, "commit_aside", overtaken)
     assert upkeep.trim_snapshots(events.site, writer, events.name) == 0
     assert events.snapshots() == 1
+    assert free(events, leader) == 0
     assert not events.site.reader.state(events.name).unfinished
 
 
@@ -138,6 +147,38 @@ def test_whoever_comes_second_to_release_a_tag_has_nothing_left_to_do(
         alone(*arguments)
 
     monkeypatch.setattr(upkeep, "commit_aside", overtaken)
+    assert upkeep.release_tags(events.site, writer, events.name)
+    assert tags(events) == {}
+    assert not events.site.reader.state(events.name).unfinished
+
+
+def test_the_tag_of_a_pin_that_is_committed_while_others_are_released_goes_with_that_pin(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.register()
+    events.tier(leader)
+    first = events.site.reader.state(events.name).cutline.snapshot_id
+    begin = "SELECT pin_id FROM modak.modak_read_begin('public.events')"
+    writer, alone = events.site.writer(leader.epoch), upkeep.commit_aside
+    with events.site.connect() as reader:
+        late = reader.execute(begin).fetchone()
+        early = events.sql(begin)
+        tier_one_more(events, leader, 300)
+        early += events.sql(begin)
+        tier_one_more(events, leader, 400)
+        assert len(tags(events)) == 2
+        for (pin,) in early:
+            events.sql(f"SELECT modak_read_end({pin})")
+
+        def meanwhile(*arguments: Any) -> None:
+            reader.commit()
+            alone(*arguments)
+
+        monkeypatch.setattr(upkeep, "commit_aside", meanwhile)
+        assert upkeep.release_tags(events.site, writer, events.name)
+    assert late is not None
+    assert set(tags(events).values()) == {first}
+    events.sql(f"SELECT modak_read_end({late[0]})")
     assert upkeep.release_tags(events.site, writer, events.name)
     assert tags(events) == {}
     assert not events.site.reader.state(events.name).unfinished

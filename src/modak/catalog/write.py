@@ -224,12 +224,13 @@ class CatalogWriter:
         clock: Clock | None = None,
         lock_millis: int = 5000,
         idle_millis: int = 15_000,
+        ahead_millis: int = 600_000,
         patience: float = 60.0,
     ) -> None:
         self.dsn = dsn
         self.epoch = epoch
         self._clock = clock or SystemClock()
-        self._limits = {"lock": f"{lock_millis}ms", "idle": f"{idle_millis}ms"}
+        self._limits = {"lock": f"{lock_millis}ms", "idle": f"{idle_millis}ms", "ahead": f"{ahead_millis}ms"}
         self._patience = patience
 
     def hold(self, conn: Conn) -> None:
@@ -253,13 +254,21 @@ class CatalogWriter:
 
     @contextmanager
     def transaction_ahead(self, op_id: OpId, name: LakeName) -> Iterator[CommitTransaction]:
-        """The same, but other commits to the lake table wait from the start of the block, for a second or so."""
+        """The same, but other commits to the lake table wait from the start of the block, mostly for a second or so.
+
+        A leader may take longer over the block than a transaction may rest otherwise: one that was ended for it would
+        begin anew, and be ended again. If it falls asleep in it, the next leader ends it.
+        """
         tx = CommitTransaction(op_id)
         with connect(self.dsn, application="modak commit") as conn:
             self._announce(conn, op_id)
             self._begin(conn)
             try:
                 moves.hold_pointer(conn, name)
+                if self.epoch is not None:
+                    conn.execute(
+                        "SELECT set_config('idle_in_transaction_session_timeout', %(ahead)s, true)", self._limits
+                    )
             except psycopg.Error as error:
                 raise explain(error) from error
             yield tx

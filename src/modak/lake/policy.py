@@ -7,8 +7,9 @@ the passes that read them. Standard library only, so that `modak-worker policy` 
 from __future__ import annotations
 
 import difflib
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,20 +90,48 @@ def keys_of(lake_format: str) -> Mapping[str, PolicyKey]:
     return KEYS
 
 
-def check_together(policy: Mapping[str, Any]) -> None:
-    """Refuse values that make sense alone and not together."""
-    if policy["snapshot_max_count"] < policy["snapshot_min_retained"]:
-        raise UsageError(
-            "usage.set",
-            f"snapshot_max_count ({policy['snapshot_max_count']}) cannot be below snapshot_min_retained "
-            f"({policy['snapshot_min_retained']}).",
-            hint="Set both in one command.",
-        )
-    if policy["rewrite_sort_columns"] and policy["rewrite_zorder_columns"]:
-        raise UsageError(
-            "usage.set",
-            "A table is either sorted or z-ordered.",
-            hint="Unset rewrite_sort_columns or rewrite_zorder_columns.",
-        )
-    if policy["rewrite_max_input_files"] < policy["rewrite_min_input_files"]:
-        raise UsageError("usage.set", "rewrite_max_input_files cannot be below rewrite_min_input_files.")
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Two keys whose values make sense alone and perhaps not together."""
+
+    one: str
+    other: str
+    clash: Callable[[Any, Any], bool]
+    says: str
+
+
+_TOGETHER = (
+    Together(
+        "snapshot_max_count",
+        "snapshot_min_retained",
+        operator.lt,
+        "snapshot_max_count ({}) cannot be below snapshot_min_retained ({}).",
+    ),
+    Together(
+        "rewrite_sort_columns",
+        "rewrite_zorder_columns",
+        lambda one, other: bool(one and other),
+        "A table is either sorted (by {}) or z-ordered (by {}).",
+    ),
+    Together(
+        "rewrite_max_input_files",
+        "rewrite_min_input_files",
+        operator.lt,
+        "rewrite_max_input_files ({}) cannot be below rewrite_min_input_files ({}).",
+    ),
+)
+
+
+def check_together(policy: Mapping[str, Any], own: Collection[str], changed: Collection[str]) -> None:
+    """Refuse values that make no sense together, of which a change has made one and the table itself has one."""
+    for each in _TOGETHER:
+        keys = (each.one, each.other)
+        values = [policy[key] for key in keys]
+        if not each.clash(*values) or not set(keys) & set(changed) or not set(keys) & set(own):
+            # Defaults that do not go together are the fleet's, and no reason to refuse a table anything.
+            continue
+        defaults = [key for key in keys if key not in own]
+        hint = "Set both in one command, or unset one."
+        if defaults:
+            hint = f"{defaults[0]} is not the table's own but the default: set both in one command."
+        raise UsageError("usage.set", each.says.format(*values), hint=hint)

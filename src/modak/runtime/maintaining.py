@@ -25,11 +25,12 @@ from modak.core.faults import InjectedFault
 from modak.core.names import TableName
 from modak.runtime import working
 from modak.runtime.leader import Leader
-from modak.tables.maintenance import erasures, health, requests
+from modak.tables.maintenance import erasures, freeing, health, requests
 from modak.tables.maintenance.erase import erase_rows
 from modak.tables.maintenance.run import MaintenanceReport, maintain
 from modak.tables.maintenance.settling import beside
 from modak.tables.site import Site
+from modak.tables.tidy import finish_expiries
 from modak.tables.upkeep import release_tags
 
 log = structlog.get_logger()
@@ -41,6 +42,8 @@ LONGEST_WAIT_SECONDS = 300.0
 """A table whose pass cannot run is tried again after so long; the pause doubles from the first to the longest."""
 ERASING_SECONDS = 60.0
 """How often a table is looked at whose erased rows some reader still holds."""
+FREEING_SECONDS = 60.0
+"""How soon a table is looked at again whose freed files could not be deleted."""
 _JOIN_SECONDS = 120.0
 _LAST: LiteralString = "SELECT table_id, maintained_at FROM modak.lake_stats WHERE maintained_at IS NOT NULL"
 
@@ -106,7 +109,7 @@ class Watcher:
 
 
 class Maintainer:
-    """Forced passes first, then those that are due."""
+    """What is asked for first, then what is due; whoever asks meanwhile waits for one pass and not for all of them."""
 
     def __init__(self, site: Site, leader: Leader, stopping: Callable[[], bool]) -> None:
         self._site = site
@@ -115,9 +118,27 @@ class Maintainer:
         self._failures: dict[TableName, int] = {}
         self._again: dict[TableName, float] = {}
         self._looked: dict[TableName, float] = {}
+        self._later: dict[TableName, float] = {}
 
     def turn(self) -> None:
         """Claim what is asked for, and run what is due."""
+        self._asked()
+        passed = set[TableName]()
+        for name in self._freeing():
+            if self._stopping():
+                return
+            self._free(name)
+            passed |= self._asked()
+        for name in [*self._erasing(), *(record.name for record in self._due())]:
+            passed |= self._asked()
+            if self._stopping():
+                return
+            if name not in passed:
+                self._pass(name)
+
+    def _asked(self) -> set[TableName]:
+        """Do what is asked for; the tables that had a pass."""
+        passed = set[TableName]()
         while not self._stopping() and erasures.asked_for(self._site):
             asked = erasures.claim(self._site.writer(self._leader.epoch))
             if asked is None:
@@ -128,10 +149,8 @@ class Maintainer:
             if claimed is None:
                 break
             answer(self._site, self._leader, claimed, self._stopping)
-        for name in [*self._erasing(), *(record.name for record in self._due())]:
-            if self._stopping():
-                return
-            self._pass(name)
+            passed.add(claimed.table)
+        return passed
 
     def _pass(self, name: TableName) -> None:
         """One scheduled pass; what keeps it from running is told, and holds up nobody else."""
@@ -155,6 +174,26 @@ class Maintainer:
             self._failures.pop(name, None)
             self._again.pop(name, None)
             working.well("maintenance", str(name))
+
+    def _freeing(self) -> list[TableName]:
+        """Tables whose trims, or passes that were cut short, have left files to delete, whatever their policy says."""
+        now = self._site.clock.monotonic()
+        return [name for name in freeing.waiting(self._site) if self._later.get(name, now) <= now]
+
+    def _free(self, name: TableName) -> None:
+        writer, later = self._site.writer(self._leader.epoch), 1
+        try:
+            with working.doing("maintenance", str(name)):
+                later = finish_expiries(self._site, writer, name)
+        except (NotLeader, InjectedFault):
+            raise
+        except Exception as raised:
+            if isinstance(raised, ModakError) and raised.code == "spark.gateway_lost":
+                raise
+            log.exception("expiry.crashed", table=str(name))
+        self._later.pop(name, None)
+        if later:
+            self._later[name] = self._site.clock.monotonic() + FREEING_SECONDS
 
     def _erasing(self) -> list[TableName]:
         """Tables with snapshots that go as soon as their readers do, each now and then."""
@@ -214,6 +253,7 @@ def erase(site: Site, leader: Leader, asked: erasures.Asked, stopping: Callable[
             asked.condition,
             settle=beside(stopping),
             erasure_id=asked.erasure_id,
+            stopping=stopping,
         )
     except (NotLeader, InjectedFault):
         raise

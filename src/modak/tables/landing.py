@@ -38,9 +38,12 @@ POLITE_TRIES = 3
 """After so many lost races (somebody compacts in a loop) the others wait for us while we prepare."""
 _AGAIN = frozenset({"lake.pointer_moved", "lake.changed_underneath", "catalog.new_pin"})
 _LINES = "catalog.cutline_moved"
+_NEW_PIN = "catalog.new_pin"
 _BROKEN = "lake.storage"
+_LOST = "catalog.commit_lost"
+"""The connection broke, and the journal says that nothing has landed."""
 BROKEN_TRIES = 5
-"""How often a commit is prepared anew because the store has failed."""
+"""How often a commit is prepared anew because the store, or the connection to Postgres, has failed."""
 
 
 Changes = Callable[[LakeTable, TableState], Sequence[Change]]
@@ -75,6 +78,7 @@ def land(
     for attempt in range(1, TRIES + 1):
         state = site.reader.state(name)
         record = state.table
+        expires = False
         journal.phase(
             op_id,
             phase if attempt == 1 else OpPhase.PREPARED,
@@ -85,6 +89,7 @@ def land(
         try:
             with _turn(writer, op_id, record, attempt, begin) as tx:
                 prepared, columns, untagged = _prepare(site, writer, state, op_id, attempt, changes, kind, someone_pins)
+                expires = prepared.expired_from is not None
                 tx.require_not_frozen(record.table_id)
                 tx.require_key_labels(record.table_id)
                 tx.publish(prepared)
@@ -103,10 +108,15 @@ def land(
             return Landed(op_id, prepared)
         except Conflict as conflict:
             discard_attempt(site, record.location, op_id, attempt)
+            if expires and conflict.code == _NEW_PIN:
+                # With all tags kept, the snapshots that they name cannot go, and who is pinning may take his time.
+                raise Conflict("catalog.requirement", f"A reader is just pinning {name}.") from conflict
+            broken += conflict.code == _LOST
             again = conflict.code in _AGAIN or (conflict.code == _LINES and _have_moved(site, state))
+            again = again or (conflict.code == _LOST and broken < BROKEN_TRIES)
             if not again or attempt == TRIES:
                 raise
-            someone_pins = someone_pins or conflict.code == "catalog.new_pin"
+            someone_pins = someone_pins or conflict.code == _NEW_PIN
             log.info("lake.commit_again", table=str(name), op=op_id, attempt=attempt, because=conflict.code)
             site.clock.sleep(random.uniform(0.02, 0.1) * min(attempt, 10))  # noqa: S311
         except ModakError as error:

@@ -3,7 +3,8 @@ references.
 
 Nothing here lists a whole table. An operation's data lies in one folder, each attempt's manifests in another, its
 metadata JSON has a name that follows from operation and attempt; all of them are known to the journal before they are
-written. Only what an expiry has freed is found by comparing (`maintenance/freeing.py`).
+written. Only what an expiry has freed is found by comparing (`maintenance/freeing.py`), which may take long: whoever
+comes by an expiry of another one leaves that to the thread of maintenance (`finish_expiries`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from modak.core.underway import is_under_way, working
 from modak.lake.changes import Range
 from modak.lake.model import attempt_folder, data_folder, metadata_stem
 from modak.storage.store import normal
+from modak.tables.maintenance.engine import MaintenanceEngine, engine_of
 from modak.tables.maintenance.freeing import free
 from modak.tables.site import Site
 
@@ -86,10 +88,12 @@ def discard_operation(site: Site, location: str, op: OpRecord) -> int:
     return removed + sum(discard_attempt(site, location, op.op_id, attempt) for attempt in range(1, op.attempt + 1))
 
 
-def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> int:
+def tidy_landed(
+    site: Site, writer: CatalogWriter, state: TableState, op: OpRecord, engine: MaintenanceEngine | None = None
+) -> int:
     """Remove what a landed operation left over; while a pin needs some of it, the operation stays unfinished."""
     if op.kind == "register":
-        if state.cutline.t is None or open_spill(site, writer, state.table.name):
+        if state.cutline.t is None or not is_busy(open_spill(site, writer, state.table.name)):
             Journal(writer).finish(op.op_id)
         return 0
     if op.cleanup.get("withdraw"):
@@ -101,7 +105,7 @@ def tidy_landed(site: Site, writer: CatalogWriter, state: TableState, op: OpReco
         removed += _tidy_folders(site, state, op)
     freed: Sequence[str] = op.cleanup.get("freed", ())
     if op.cleanup.get("expired_from"):
-        deleted, freed = free(site, writer, state.table, op)
+        deleted, freed = free(site, writer, state.table, op, engine or engine_of(site))
         removed += deleted
     kept = list(op.cleanup.get("obsolete", ()))
     if kept:
@@ -148,8 +152,8 @@ def _is_expired(site: Site, state: TableState, op: OpRecord) -> bool:
     return lake is not None and snapshot is not None and int(snapshot) not in {s.id for s in site.lake.snapshots(lake)}
 
 
-def open_spill(site: Site, writer: CatalogWriter, name: TableName) -> bool:
-    """Let plain INSERTs of historical rows reach the delta where no partition is in the way; False: busy, ask again."""
+def open_spill(site: Site, writer: CatalogWriter, name: TableName) -> ModakError | None:
+    """Let plain INSERTs of historical rows reach the delta where no partition is in the way; else why they do not."""
     try:
         with site.connect(autocommit=True) as conn:
             spill.enable(conn, name, writer.hold)
@@ -157,8 +161,13 @@ def open_spill(site: Site, writer: CatalogWriter, name: TableName) -> bool:
         raise
     except ModakError as error:
         log.info("spill.not_enabled", table=str(name), because=error.message)
-        return error.code != "postgres.busy"
-    return True
+        return error
+    return None
+
+
+def is_busy(error: ModakError | None) -> bool:
+    """Whether all that was in the way is a lock."""
+    return error is not None and error.code == "postgres.busy"
 
 
 def purge(site: Site, writer: CatalogWriter, op: OpRecord) -> int:
@@ -250,18 +259,47 @@ def finish_operations(
 ) -> list[tuple[OpRecord, int]]:
     """Deal with every operation of a table that has not ended: tidy what landed, undo what did not.
 
-    A first copy runs in a command of its own, beside the daemon; who is not that command lets it work.
+    A first copy runs in a command of its own, beside the daemon; who is not that command lets it work. Expiries whose
+    files are still to be compared are left to `finish_expiries`: nobody waits for them.
     """
     handled: list[tuple[OpRecord, int]] = []
-    comparing = any(op.cleanup.get("expired_from") and is_under_way(op.op_id) for op in state.unfinished)
     for op in state.unfinished:
-        if comparing and op.cleanup.get("expired_from"):
-            # It would delete metadata that the other one is reading, which then begins anew: one after the other.
-            continue
-        if not _is_somebody_at(site, state, op, copying):
+        if not _has_to_compare(op) and not _is_somebody_at(site, state, op, copying):
             with unless_done():
                 handled += _finish(site, writer, state, op)
     return handled
+
+
+def finish_expiries(site: Site, writer: CatalogWriter, name: TableName, engine: MaintenanceEngine | None = None) -> int:
+    """Delete what landed expiries of a table have freed, by the site's engine or another; how many wait for later."""
+    waiting = [op for op in site.reader.unfinished_ops(site.reader.state(name).table.table_id) if _has_to_compare(op)]
+    if any(is_under_way(op.op_id) for op in waiting):
+        # It would delete metadata that the other one is reading, which then begins anew: one after the other.
+        return len(waiting)
+    later = 0
+    for op in waiting:
+        try:
+            with unless_done(), working(op.op_id):
+                _compare(site, writer, name, op.op_id, engine)
+        except ModakError as error:
+            if isinstance(error, NotLeader) or error.code in _NOT_OURS:
+                raise
+            # All other work goes on; the next one looks again.
+            log.warning("expiry.later", op=op.op_id, table=str(name), code=error.code, error=error.message)
+            later += 1
+    return later
+
+
+def _has_to_compare(op: OpRecord) -> bool:
+    return op.landed and bool(op.cleanup.get("expired_from"))
+
+
+def _compare(site: Site, writer: CatalogWriter, name: TableName, op_id: OpId, engine: MaintenanceEngine | None) -> None:
+    # Asked anew: comparing for the one before may have taken long.
+    op = site.reader.op(op_id)
+    if op is not None and op.phase is OpPhase.COMMITTED:
+        removed = tidy_landed(site, writer, site.reader.state(name), op, engine)
+        log.info("expiry.freed", op=op_id, table=str(name), files_removed=removed)
 
 
 def _finish(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) -> list[tuple[OpRecord, int]]:
@@ -271,18 +309,11 @@ def _finish(site: Site, writer: CatalogWriter, state: TableState, op: OpRecord) 
         journal.abandon(op.op_id, op.phase)
         return [(op, removed)]
     current = site.reader.op(op.op_id) or op
-    if current.phase is not OpPhase.COMMITTED:
+    if current.phase is not OpPhase.COMMITTED or _has_to_compare(current):
         return []
-    try:
-        with working(op.op_id):
-            # It may take long, and a neighbour should not do the same beside it.
-            removed = tidy_landed(site, writer, state, current)
-    except ModakError as error:
-        if not current.cleanup.get("expired_from") or isinstance(error, NotLeader) or error.code in _NOT_OURS:
-            raise
-        # Nobody waits for files of expired snapshots: the flow that came by goes on, the next one looks again.
-        log.warning("expiry.later", op=op.op_id, table=str(state.table.name), code=error.code, error=error.message)
-        return []
+    with working(op.op_id):
+        # It may take long, and a neighbour should not do the same beside it.
+        removed = tidy_landed(site, writer, state, current)
     ended = site.reader.op(op.op_id)
     # One that waits for a pin is looked at in every cycle and has nothing to tell.
     told = removed or ended is None or ended.phase is OpPhase.DONE

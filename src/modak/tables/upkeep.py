@@ -2,7 +2,8 @@
 
 A pinned snapshot carries a tag so that no expiry, ours or foreign, takes it; when the last pin has lapsed the tag
 goes. And a table lists no more snapshots than its policy allows (`snapshot_max_count`), because every metadata file
-repeats all of them: where expiry is on, the oldest go, up to the first that a reader or an operation holds.
+repeats all of them: where expiry is on, the oldest go, up to the first that a reader or an operation holds, and a tenth
+of the limit at once. The files that only they reached are left to the thread of maintenance (`tidy.finish_expiries`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from modak.core.underway import working
 from modak.lake.changes import Change, ExpireSnapshots
 from modak.lake.model import PIN_TAG, LakeTable, Prepared, Snapshot, pin_tag
 from modak.tables.landing import Changes, land
+from modak.tables.maintenance.plan import in_use
 from modak.tables.maintenance.policy import of
 from modak.tables.site import Site
 from modak.tables.tidy import discard_operation, finish_operations, unless_done
@@ -38,6 +40,8 @@ _UNPINNED: LiteralString = """
         SELECT FROM modak.read_pins WHERE table_id = %s AND snapshot_id = ANY (%s) AND expires_at > clock_timestamp()
     )
 """
+_READ_NOTHING = frozenset({"expire", "untag", "maintenance"})
+"""Kinds of operation that read no older snapshot by themselves; the steps of a pass have operations of their own."""
 _NOT_NOW = frozenset({"lake.nothing_changed", "catalog.requirement"})
 """A neighbour has just done it, or a reader is pinning: there is nothing to do, or it is done the next time."""
 
@@ -56,11 +60,13 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
     except ModakError as error:
         if error.code != "lake.nothing_changed":
             raise
-        lake = site.lake.load(state.table.lake)
-        if lake is not None and any(pin_tag(kept) in lake.tags for op in lapsed for kept in op.cleanup["tagged"]):
-            # A reader is just pinning one of them, or another one.
-            return False
-    for op in lapsed:
+    lake = site.lake.load(state.table.lake)
+    tags = set[str]() if lake is None else set(lake.tags)
+    # A reader may just be pinning one of them, or have pinned it meanwhile: that one is looked at again.
+    released = [op for op in lapsed if not any(pin_tag(kept) in tags for kept in op.cleanup["tagged"])]
+    if not released:
+        return False
+    for op in released:
         with unless_done():
             Journal(writer).note(op.op_id, cleanup={"tagged": []})
     finish_operations(site, writer, site.reader.state(name))
@@ -68,12 +74,14 @@ def release_tags(site: Site, writer: CatalogWriter, name: TableName) -> bool:
 
 
 def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
-    """Expire the oldest snapshots beyond the table's limit; returns how many went."""
+    """Expire the oldest snapshots of a table that is beyond its limit; returns how many went."""
     state = site.reader.state(name)
-    limit = _limit(site, state)
+    limits = _limits(site, state)
     lake = site.lake.load(state.table.lake)
-    if limit is None or lake is None or lake.snapshot_count <= limit:
+    if limits is None or lake is None or lake.snapshot_count <= limits[1]:
         return 0
+    # One by one they would cost a comparison of all files each.
+    limit = limits[0]
     going = _surplus(site, lake, state, limit)
     if not going:
         return 0
@@ -92,13 +100,12 @@ def trim_snapshots(site: Site, writer: CatalogWriter, name: TableName) -> int:
         if error.code not in _NOT_NOW:
             raise
         return 0
-    finish_operations(site, writer, site.reader.state(name))
     log.info("lake.snapshots_expired", table=str(name), snapshots=len(going))
     return len(going)
 
 
-def _limit(site: Site, state: TableState) -> int | None:
-    """How many snapshots the table may list; None: nothing expires."""
+def _limits(site: Site, state: TableState) -> tuple[int, int] | None:
+    """How many snapshots are left when there are too many, and how many may be listed; None: nothing expires."""
     try:
         policy = of(site, state.table)
     except ModakError as error:
@@ -107,15 +114,17 @@ def _limit(site: Site, state: TableState) -> int | None:
         return None
     if not (policy["maintenance_enabled"] and policy["snapshot_expiry_enabled"]):
         return None
-    return max(int(policy["snapshot_max_count"]), int(policy["snapshot_min_retained"]))
+    most, least = int(policy["snapshot_max_count"]), int(policy["snapshot_min_retained"])
+    return max(most - most // 10, least), max(most, least)
 
 
 def _surplus(site: Site, lake: LakeTable, state: TableState, limit: int) -> tuple[int, ...]:
     if any(pin.snapshot_id is None for pin in state.pins):
         # Pinned while the lake was still empty: that reader may look at any snapshot.
         return ()
-    held = _pinned(state) | _read(state)
-    return surplus(site.lake.snapshots(lake), limit, kept_snapshots(lake, state), held)
+    listed = site.lake.snapshots(lake)
+    held = _pinned(state) | _read(state) | in_use(listed, _in_flight_since(state))
+    return surplus(listed, limit, kept_snapshots(lake, state), held)
 
 
 def surplus(
@@ -126,6 +135,12 @@ def surplus(
     before = takewhile(lambda each: each.id not in held, ordered)
     free = [each.id for each in before if each.id not in kept]
     return tuple(free[: max(len(snapshots) - limit, 0)])
+
+
+def _in_flight_since(state: TableState) -> int | None:
+    """When the oldest operation began (milliseconds) that may read snapshots: any that was current since."""
+    reading = [op.started_at for op in state.unfinished if not op.landed and op.kind not in _READ_NOTHING]
+    return round(min(reading).timestamp() * 1000) if reading else None
 
 
 def _pinned(state: TableState) -> set[int]:

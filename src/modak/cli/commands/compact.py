@@ -43,9 +43,12 @@ def compact(
 def _fold(site: Site, name: TableName, wait: float) -> None:
     from modak.runtime.leader import Leader
     from modak.tables.fold.run import fold
+    from modak.tables.tidy import finish_expiries
 
     with Leader.campaign(site, wait) as leader:
         report = fold(site, leader.epoch, name)
+        # Where the command is all there is, nobody else deletes what expired snapshots have freed.
+        finish_expiries(site, site.writer(leader.epoch), name)
     _show_report(report)
 
 

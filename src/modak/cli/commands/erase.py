@@ -43,8 +43,8 @@ def erase(
     """Erase rows from heap, delta, lake and every retained snapshot.
 
     A worker that leads does it beside its other work; without one it is done here. Files are rewritten without the
-    rows, older snapshots expire as soon as no reader holds them, and a scan of what is left proves that nothing matches
-    any more.
+    rows, older snapshots expire and lose their files as soon as no reader holds them, and a scan of what is left proves
+    that nothing matches any more.
     """
     name = TableName.parse(table)
     if (where is None) == (not pk):
@@ -81,7 +81,7 @@ def erase(
             hint="Somebody writes them anew, or the condition means different things to Postgres and to Spark: with"
             " --dry-run the command tells how many rows either finds.",
         )
-    if done.waiting:
+    if done.waiting or done.freeing:
         raise typer.Exit(1)
 
 
@@ -152,4 +152,10 @@ def _show(done: Erased) -> None:
         say(
             f"A scan of the heap, the delta and {count(done.snapshots_scanned, 'retained snapshot')} found "
             f"{count(done.found, 'matching row')}."
+        )
+    if done.freeing:
+        say(
+            "Files that only older snapshots had are still stored, and rows in them that were erased "
+            f"({count(done.freeing, 'clean-up')} to come to an end); the worker goes on with that, or run this command "
+            "again."
         )

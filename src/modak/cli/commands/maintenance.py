@@ -109,9 +109,11 @@ def _locally(site: Site, name: TableName, wait: float) -> None:
     from modak.runtime.leader import Leader
     from modak.runtime.maintaining import answer, run
     from modak.tables.maintenance import requests
+    from modak.tables.repair import repair
 
     record = site.reader.state(name).table
     with Leader.campaign(site, wait) as leader:
+        repair(site, leader.epoch)
         claimed = requests.claim(site.writer(leader.epoch), record.table_id)
         report = run(site, leader, name) if claimed is None else answer(site, leader, claimed)
     if report is None:

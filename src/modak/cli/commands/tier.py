@@ -60,11 +60,14 @@ def accept(table: TableOption) -> None:
 def _pass(site: Site, name: TableName, wait: float) -> None:
     from modak.runtime.leader import Leader
     from modak.tables.retention.run import retain
+    from modak.tables.tidy import finish_expiries
     from modak.tables.tiering.run import tier as run_pass
 
     with Leader.campaign(site, wait) as leader:
         report = run_pass(site, leader.epoch, name)
         retained = retain(site, leader.epoch, name)
+        # Where the command is all there is, nobody else deletes what expired snapshots have freed.
+        finish_expiries(site, site.writer(leader.epoch), name)
     _show_report(report)
     if retained.moved_to is not None:
         say(

@@ -17,6 +17,7 @@ from modak.core.errors import ModakError, Refused
 from modak.lake.changes import Change, Range
 from modak.lake.iceberg import prepare, reaching, read
 from modak.lake.iceberg.java import Java, JavaFailure, plainly
+from modak.lake.iceberg.told import Told
 from modak.lake.model import (
     CATALOG,
     EqualityDeletes,
@@ -379,11 +380,13 @@ class IcebergLake:
         if not self._is_remote:
             yield from begin()
             return
-        told: set[str] = set()
-        for each in self._restarted(begin, table):
-            if name(each) not in told:
-                told.add(name(each))
-                yield each
+        told = Told()
+
+        def again() -> Iterator[Value]:
+            told.begin_again()
+            return begin()
+
+        yield from (each for each in self._restarted(again, table) if told.is_new(name(each)))
 
     def _restarted(self, begin: Callable[[], Iterator[Value]], table: LakeName) -> Iterator[Value]:
         """A listing that begins anew when the store breaks off in the middle of it; what was told is told again."""

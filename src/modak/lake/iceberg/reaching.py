@@ -1,13 +1,15 @@
 """Which files the snapshots of a table reach, and which of them nothing reaches any more once snapshots have expired.
 
-Manifest lists are read one by one and manifests a chunk of paths at a time, so memory is bounded by the number of
-manifests, never by that of files. Paths are compared by what follows the scheme: engines write one local path in
-several ways.
+Manifest lists are read a few at a time, beside each other because an object store takes its time for each, and
+manifests a chunk of paths at a time: memory is bounded by the number of manifests, never by that of files. Paths are
+compared by what follows the scheme: engines write one local path in several ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +22,10 @@ from modak.storage.uri import normal, tail
 
 AT_ONCE = 100_000
 """So many paths are held while those that something still reaches are taken out of them."""
+READERS = 8
+"""So many threads read manifest lists."""
+LISTS_AT_ONCE = 16
+"""So many manifest lists one of them reads before it is asked whether more are needed."""
 
 _TEXT = "java.lang.String"
 _STREAM = "java.util.stream.Stream"
@@ -42,7 +48,7 @@ class Freed:
     gone_specs: Any
     """What they were written by; another tool may have cleaned the table of specs that nothing needs any more."""
     kept: Any
-    """The manifests that are still reached, a Java list."""
+    """The manifests that are still reached, a Java list; none where nothing is gone."""
     kept_specs: Any
 
     def files(self) -> Iterator[str]:
@@ -81,11 +87,10 @@ def freed(java: Java, table: Any, before: str) -> Freed:
     with java.doing("comparing snapshots"):
         staying = set(_ids(java, now))
         gone = [then.snapshots().get(place) for place, each in enumerate(_ids(java, then)) if each not in staying]
-        kept = java.jvm.java.util.HashSet(_manifests(java, now.snapshots().stream(), io))
         left = java.jvm.java.util.LinkedHashSet()
-        for snapshot in gone:
-            left.addAll(_manifests_left(java, snapshot, io))
-        left.removeAll(kept)
+        for found in _beside(lambda snapshot: _manifests_left(java, snapshot, io), gone):
+            left.addAll(found)
+        kept = _take_reached(java, now, io, left)
         manifests = java.jvm.java.util.ArrayList(left)
         lists = java.texts(java.objects(gone), java.method(".Snapshot", "manifestListLocation", _TEXT))
         statistics = set(_statistics(java, then)) - set(_statistics(java, now))
@@ -102,6 +107,38 @@ def freed(java: Java, table: Any, before: str) -> Freed:
             kept=java.jvm.java.util.ArrayList(kept),
             kept_specs=now.specsById(),
         )
+
+
+def _take_reached(java: Java, now: Any, io: Any, left: Any) -> Any:
+    """Take out of a Java set the manifests that a table reaches, and return them; none when nothing is left."""
+    snapshots, sets = now.snapshots(), java.jvm.java.util
+    size, kept = snapshots.size(), sets.HashSet()
+
+    def part(start: int) -> Any:
+        some = sets.ArrayList(snapshots.subList(start, min(size, start + LISTS_AT_ONCE)))
+        return sets.HashSet(_manifests(java, some.stream(), io))
+
+    # The oldest first: they have the most in common with what came before them.
+    with closing(_beside(part, range(0, size, LISTS_AT_ONCE))) as parts:
+        while not left.isEmpty():
+            if (found := next(parts, None)) is None:
+                return kept
+            left.removeAll(found)
+            kept.addAll(found)
+    return sets.HashSet()
+
+
+def _beside(read: Callable[[Any], Any], items: Iterable[Any]) -> Generator[Any]:
+    """The results for all items in their order, made by a few threads; no more begin once they are not asked for."""
+    rest = iter(items)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="modak-manifests") as pool:
+        running = deque(pool.submit(read, item) for item in islice(rest, READERS))
+        try:
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(read, item) for item in islice(rest, 1))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def reachable(java: Java, table: Any) -> Iterator[str]:

@@ -4,14 +4,14 @@ Heap rows are deleted by SQL first. Then everything that was on its way before (
 a mirror) arrives in the lake (`settling.py`), so that the lake holds all that is left. Its rows are found by Spark as
 (file, position) and hidden by deletion vectors in one commit; then the debt pass writes the files anew and expiry takes
 every older snapshot that no reader holds. What is held stays open in `modak.erasures`, and later maintenance passes
-finish it. The driver holds the positions of one file.
+finish it. The driver holds the positions of one file, or `AT_ONCE` of them if they belong to several.
 """
 
 from __future__ import annotations
 
 import shutil
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -37,7 +37,7 @@ from modak.tables.landing import land
 from modak.tables.maintenance import condition, erasures
 from modak.tables.maintenance.condition import Condition
 from modak.tables.maintenance.run import maintain
-from modak.tables.maintenance.settling import Settle, by_itself, mark
+from modak.tables.maintenance.settling import Settle, by_itself, mark, until_freed
 from modak.tables.site import Site
 from modak.tables.tidy import give_up, tidy_landed
 
@@ -49,6 +49,8 @@ log = structlog.get_logger()
 ROUNDS = 3
 PASSES = 6
 """How often files are rewritten and snapshots expired before neighbours count as too many."""
+AT_ONCE = 1_000_000
+"""About so many positions come to the driver at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Erased:
     """Snapshots that may still show the rows, held by readers."""
     snapshots_scanned: int = 0
     found: int = 0
+    freeing: int = 0
+    """Expiries that have still to delete files which may hold the rows."""
 
 
 def count(site: Site, name: TableName, where: str) -> tuple[int, int]:
@@ -94,15 +98,24 @@ def erase_rows(
     *,
     settle: Settle = by_itself,
     erasure_id: int | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Erased:
     """Erase every row that matches, in the name of a leader's epoch."""
     try:
-        return _erase(site, epoch, name, where, settle, erasure_id)
+        return _erase(site, epoch, name, where, settle, erasure_id, stopping)
     except psycopg.Error as error:
         raise translate(error) from error
 
 
-def _erase(site: Site, epoch: Epoch, name: TableName, where: str, settle: Settle, erasure_id: int | None) -> Erased:
+def _erase(
+    site: Site,
+    epoch: Epoch,
+    name: TableName,
+    where: str,
+    settle: Settle,
+    erasure_id: int | None,
+    stopping: Callable[[], bool],
+) -> Erased:
     writer = site.writer(epoch)
     state = site.reader.state(name)
     if state.table.frozen is not None:
@@ -121,7 +134,7 @@ def _erase(site: Site, epoch: Epoch, name: TableName, where: str, settle: Settle
     erasures.erased(writer, erasure, below, {"heap_rows": heap, "lake_rows": lake_rows})
     done, below = _rewritten(site, epoch, name, Erased(heap, lake_rows, 0, 0, 0), dirty, below, erasure)
     _forget_keys(site, state)
-    return _proved(site, name, which, done, below)
+    return _proved(site, epoch, name, which, done, below, stopping)
 
 
 def _rewritten(
@@ -193,20 +206,30 @@ def _forget_keys(site: Site, state: TableState) -> None:
     shutil.rmtree(site.settings.home.path / "mirror" / slot / "keys", ignore_errors=True)
 
 
-def _proved(site: Site, name: TableName, which: Condition, done: Erased, below: int) -> Erased:
-    """Look again at everything that is left."""
+def _proved(
+    site: Site,
+    epoch: Epoch,
+    name: TableName,
+    which: Condition,
+    done: Erased,
+    below: int,
+    stopping: Callable[[], bool],
+) -> Erased:
+    """See to it that the files of older snapshots go, and look again at everything that is left."""
     state = site.reader.state(name)
     lake = site.lake.load(state.table.lake)
     assert lake is not None
     if held := _older(site, lake, below):
         return replace(done, waiting=len(held))
+    freeing = until_freed(site, epoch, name, stopping)
+    erasures.finish(site, site.writer(epoch), name)
     kept = site.lake.snapshots(lake)
     with site.connect(autocommit=True) as conn:
         found = _heap(conn, "SELECT count(*) FROM {} WHERE ({})", name, which) + _delta(conn, state, which)
     for each in kept:
         found += _matching(site, state, each.id, which).count()
-    log.info("erase.proved", table=str(name), snapshots=len(kept), found=found)
-    return replace(done, snapshots_scanned=len(kept), found=int(found))
+    log.info("erase.proved", table=str(name), snapshots=len(kept), found=found, freeing=freeing)
+    return replace(done, snapshots_scanned=len(kept), found=int(found), freeing=freeing)
 
 
 def _heap(conn: psycopg.Connection[Any], statement: LiteralString, name: TableName, which: Condition) -> int:
@@ -311,27 +334,39 @@ def _vectors(
     from modak.lake.iceberg.rewrite import deleted_in
     from modak.lake.iceberg.vectors import vector_uri, write_vector
 
-    positions = dict(_positions(_matching(site, state, snapshot_id, which)))
+    found = _kept(_matching(site, state, snapshot_id, which))
+    files = _files(site, lake, snapshot_id, found)
     new: list[Vector] = []
     replaced: list[Vector] = []
     rows = 0
-    for each in _files(site, lake, snapshot_id, positions):
-        bits = BitMap64(positions[normal(each.file.path)])
+    for path, places in _positions(found):
+        each, bits = files[path], BitMap64(places)
         rows += len(bits)
         new.append(write_vector(vector_uri(folder, "erase"), bits | deleted_in(each.vectors), each.file))
         replaced += each.vectors
     return new, replaced, rows
 
 
-def _files(site: Site, lake: LakeTable, snapshot_id: int, wanted: Mapping[str, Any]) -> list[LakeFile]:
-    listed = site.lake.files(lake.identifier, snapshot_id)
-    return [each for each in listed if normal(each.file.path) in wanted]
+def _kept(matching: DataFrame) -> DataFrame:
+    """The same rows, found once: they are asked for their files, and then for their positions."""
+    from pyspark import StorageLevel
+
+    return matching.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
 
-def _positions(frame: DataFrame) -> Iterator[tuple[str, array[int]]]:
+def _files(site: Site, lake: LakeTable, snapshot_id: int, found: DataFrame) -> dict[str, LakeFile]:
+    """The files that have rows which match, by their paths."""
+    wanted = {normal(row["file"]) for row in found.select("file").distinct().toLocalIterator()}
+    listed = ((normal(each.file.path), each) for each in site.lake.files(lake.identifier, snapshot_id))
+    return {path: each for path, each in listed if path in wanted}
+
+
+def _positions(found: DataFrame) -> Iterator[tuple[str, array[int]]]:
     """The positions that match, file by file."""
     from pyspark.sql import functions
 
-    grouped = frame.groupBy("file").agg(functions.collect_list("pos").alias("places"))
+    # A partition comes to the driver as a whole.
+    parts = -(-found.count() // AT_ONCE) or 1
+    grouped = found.repartition(parts, "file").groupBy("file").agg(functions.collect_list("pos").alias("places"))
     for row in grouped.toLocalIterator():
         yield normal(row["file"]), array("Q", row["places"])

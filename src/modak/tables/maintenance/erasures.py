@@ -186,11 +186,10 @@ def finish(site: Site, writer: CatalogWriter, name: TableName) -> int:
         return 0
     lake = site.lake.load(record.lake)
     oldest = min((each.sequence_number for each in site.lake.snapshots(lake)), default=0) if lake else 0
-    # Snapshots go in an instant, their files afterwards.
-    freeing = any(map(_has_files_to_delete, site.reader.unfinished_ops(record.table_id)))
+    stored = bool(freeing(site, record.table_id))
     waiting = 0
     for erasure_id, below in rows:
-        if oldest < below or freeing:
+        if oldest < below or stored:
             waiting += 1
             continue
         reach("erasures.before_finish")
@@ -201,5 +200,10 @@ def finish(site: Site, writer: CatalogWriter, name: TableName) -> int:
     return waiting
 
 
+def freeing(site: Site, table_id: int) -> tuple[OpRecord, ...]:
+    """Operations that have still to delete files which no snapshot reaches: snapshots go in an instant, files later."""
+    return tuple(op for op in site.reader.unfinished_ops(table_id) if op.landed and _has_files_to_delete(op))
+
+
 def _has_files_to_delete(op: OpRecord) -> bool:
-    return op.landed and any(op.cleanup.get(key) for key in ("expired_from", "expired", "freed"))
+    return any(op.cleanup.get(key) for key in ("expired_from", "expired", "freed"))

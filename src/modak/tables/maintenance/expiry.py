@@ -68,7 +68,7 @@ def expire(
             raise
         landed = site.reader.op(op_id)
         assert landed is not None
-        tidy_landed(site, writer, site.reader.state(plan.table), landed)
+        tidy_landed(site, writer, site.reader.state(plan.table), landed, engine)
     ended = site.reader.op(op_id)
     assert ended is not None
     counters = {name: int(ended.counters.get(name, 0)) for name in ("snapshots", "files_deleted")}

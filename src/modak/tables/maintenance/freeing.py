@@ -10,8 +10,8 @@ The driver holds one batch (of paths that it compares itself, `reaching.AT_ONCE`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, LiteralString
 
 import structlog
 
@@ -20,9 +20,10 @@ from modak.catalog.records import OpRecord, TableRecord
 from modak.catalog.write import CatalogWriter
 from modak.core.errors import Conflict, ModakError
 from modak.core.faults import reach
+from modak.core.names import TableName
 from modak.storage.retry import pause
 from modak.storage.uri import normal
-from modak.tables.maintenance.engine import batches, engine_of
+from modak.tables.maintenance.engine import MaintenanceEngine, batches
 from modak.tables.site import Site
 
 if TYPE_CHECKING:
@@ -36,17 +37,31 @@ TRIES = 5
 _AGAIN = frozenset({"lake.changed_underneath", "lake.failed", "lake.file_missing", "lake.storage"})
 """Another expiry has landed while we compared, or the store has failed: the table is looked at anew."""
 _ANOTHER_TABLE = "lake.another_table"
+_WAITING: LiteralString = """
+    SELECT t.schema_name, t.table_name FROM modak.op_log o JOIN modak.tables t USING (table_id)
+    WHERE o.phase NOT IN ('done', 'abandoned', 'failed') AND o.phase = 'committed'
+        AND o.cleanup ->> 'expired_from' IS NOT NULL
+        AND NOT EXISTS (SELECT FROM modak.pauses p WHERE p.table_id = o.table_id)
+    GROUP BY t.table_id ORDER BY min(o.started_at)
+"""
 
 
-def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -> tuple[int, list[str]]:
+def waiting(site: Site) -> list[TableName]:
+    """Tables with expiries that have landed and whose files are still there; none that is paused."""
+    with site.connect(autocommit=True) as conn:
+        return [TableName(schema, name) for schema, name in conn.execute(_WAITING)]
+
+
+def free(
+    site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord, engine: MaintenanceEngine
+) -> tuple[int, list[str]]:
     """Delete the data and delete files that a landed expiry has freed; how many, and the metadata to go after them."""
     before, removed = str(op.cleanup["expired_from"]), 0
     for again in range(1, TRIES + 1):
         try:
             reach("expiry.before_compare")
             freed = _freed(site, record, before)
-            files = engine_of(site, op.plan.get("engine", "embedded")).unreached(record.lake, freed)
-            for batch in batches(_inside(record, files), BATCH):
+            for batch in batches(_inside(record, engine.unreached(record.lake, freed)), BATCH):
                 reach("expiry.before_delete")
                 removed += site.store.delete(batch)
                 reach("expiry.after_delete")
@@ -70,17 +85,28 @@ def free(site: Site, writer: CatalogWriter, record: TableRecord, op: OpRecord) -
 
 
 def _freed(site: Site, record: TableRecord, before: str) -> Freed:
+    needed = needed_snapshots(site, record)
+    freed = site.lake.freed(record.lake, before)
+    require_listed(record, needed, freed.snapshots)
+    return freed
+
+
+def needed_snapshots(site: Site, record: TableRecord) -> set[int]:
+    """The published snapshot and the pinned ones; asked before the lake is, which has them from then on."""
     state = site.reader.state(record.name)
     needed = {pin.snapshot_id for pin in state.pins} | {state.cutline.snapshot_id}
-    freed = site.lake.freed(record.lake, before)
-    if lost := {each for each in needed if each is not None} - freed.snapshots:
+    return {each for each in needed if each is not None}
+
+
+def require_listed(record: TableRecord, needed: Collection[int], listed: Collection[int]) -> None:
+    """Stop when the lake lacks a snapshot that is needed: what only that one reaches looks as if nobody did."""
+    if lost := sorted(set(needed) - set(listed)):
         # The pointer has been set back by hand, or another tool has expired what readers need: nothing more goes.
         raise Conflict(
             "lake.changed_underneath",
-            f"Snapshots that are published or pinned are not in {record.lake}: {sorted(lost)}.",
-            hint="Files of expired snapshots stay until the lake has these again, or nobody needs them.",
+            f"Snapshots that are published or pinned are not in {record.lake}: {lost}.",
+            hint="Files that seem superfluous stay until the lake has these again, or nobody needs them.",
         )
-    return freed
 
 
 def _inside(record: TableRecord, uris: Iterable[str]) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 Only a crash of a foreign writer between write and commit leaves such files, ours are known to the journal. Never taken
 are files that any retained snapshot reaches (pinned ones are retained), files of operations in flight and of loads that
-wait for adoption. A table whose folder overlaps another table's is not swept at all. Listing and comparing are the
-engine's; what is found is journaled and deleted batch by batch, and the driver holds one, or as much of a listing as it
-compares itself (`engine.LISTED_AT_ONCE`).
+wait for adoption. A table whose folder overlaps another table's is not swept at all, and nothing goes while the lake
+lacks a snapshot that is published or pinned. Listing and comparing are the engine's; what is found is journaled and
+deleted batch by batch, and the driver holds one, or as much of a listing as it compares itself
+(`engine.LISTED_AT_ONCE`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from modak.core.states import OpPhase
 from modak.core.underway import working
 from modak.storage.uri import normal
 from modak.tables.maintenance.engine import MaintenanceEngine, Orphan, batches
-from modak.tables.maintenance.freeing import BATCH
+from modak.tables.maintenance.freeing import BATCH, needed_snapshots, require_listed
 from modak.tables.maintenance.plan import Bounds, MaintenancePlan, OrphanStep
 from modak.tables.site import Site
 from modak.tables.tidy import tidy_landed
@@ -47,6 +48,7 @@ def sweep(
     """Delete orphans; None when there are none."""
     state = site.reader.state(plan.table)
     refuse_overlap(site, state)
+    _require_needed(site, state)
     before = datetime.fromtimestamp(step.older_than_millis / 1000, UTC)
     totals = Counter[str]()
     reach("orphans.before_listing")
@@ -56,11 +58,19 @@ def sweep(
         # their load) is that of one which is still unfinished, or of one which has landed and is referenced.
         unfinished = {op.op_id for op in site.reader.unfinished_ops(state.table.table_id)}
         for batch in batches(_allowed(unreferenced(), plan.bounds, unfinished, state), BATCH):
+            # Again, since the table that was compared with has been loaded in between.
+            _require_needed(site, state)
             totals.update(_delete(site, writer, plan, batch))
     if not totals:
         return None
     log.info("maintenance.orphans", table=str(plan.table), **totals)
     return dict(totals)
+
+
+def _require_needed(site: Site, state: TableState) -> None:
+    needed = needed_snapshots(site, state.table)
+    lake = site.lake.load(state.table.lake)
+    require_listed(state.table, needed, [each.id for each in site.lake.snapshots(lake)] if lake else ())
 
 
 def _delete(site: Site, writer: CatalogWriter, plan: MaintenancePlan, orphans: Sequence[Orphan]) -> Counter[str]:

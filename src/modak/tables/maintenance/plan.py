@@ -254,10 +254,10 @@ def expirable(seen: Observed, policy: Mapping[str, Any]) -> tuple[int, ...]:
     too_old = seen.now_millis - policy["snapshot_retention_hours"] * _HOUR_MILLIS
     surplus = len(listed) - policy["snapshot_max_count"]
     newest = {each.id for each in listed[-policy["snapshot_min_retained"] :]}
-    in_use = _in_use(listed, bounds.in_flight_since)
+    used = in_use(listed, bounds.in_flight_since)
     going: list[int] = []
     for place, each in enumerate(listed):
-        if each.id in bounds.kept or each.id in bounds.pinned or each.id in in_use:
+        if each.id in bounds.kept or each.id in bounds.pinned or each.id in used:
             continue
         if bounds.horizon is not None and each.sequence_number >= bounds.horizon:
             continue
@@ -268,10 +268,11 @@ def expirable(seen: Observed, policy: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(going)
 
 
-def _in_use(listed: Sequence[Snapshot], since: int | None) -> set[int]:
+def in_use(snapshots: Iterable[Snapshot], since: int | None) -> set[int]:
     """Snapshots that were current at any time since an operation in flight began."""
     if since is None:
         return set()
+    listed = sorted(snapshots, key=lambda each: each.sequence_number)
     older = [each for each in listed if each.at_millis < since - _SLACK_MILLIS]
     return {each.id for each in listed[len(older) :]} | {each.id for each in older[-1:]}
 

@@ -1,11 +1,12 @@
 """The policy in force for a table: the worker's settings first, then what the table's own policy says.
 
-Editing is one compare-and-swap on `modak.tables.maintenance_policy`: all changes of a command or none of them.
+Editing is one compare-and-swap on `modak.tables.maintenance_policy`: all changes of a command or none of them. Only
+what a command changes is checked: neither the fleet's settings nor a column that has gone hold up another key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, LiteralString
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from modak.tables.site import Site
 
 Source = Literal["table", "default"]
+
+_BY_COLUMNS = ("rewrite_sort_columns", "rewrite_zorder_columns")
 
 _COLUMNS: LiteralString = """
     SELECT a.attname, t.typcategory = 'A' FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -100,8 +103,10 @@ def edit(site: Site, name: TableName, values: Mapping[str, Value], removed: Sequ
     own = {} if reset else {key: value for key, value in record.maintenance_policy.items() if key not in removed}
     own |= values
     becomes = resolve(site.settings, own)
-    check_together(becomes)
-    _check_columns(site, record, becomes)
+    stored = record.maintenance_policy
+    changed = {key for key in {*stored, *own} if key in values or (key in stored) != (key in own)}
+    check_together(becomes, own, changed)
+    _check_columns(site, record, becomes, changed)
     reach("policy.before_edit")
     with site.writer(None).step() as tx:
         done = tx.conn.execute(_EDIT, (Jsonb(own), record.table_id, Jsonb(dict(record.maintenance_policy)))).rowcount
@@ -111,8 +116,8 @@ def edit(site: Site, name: TableName, values: Mapping[str, Value], removed: Sequ
     return becomes
 
 
-def _check_columns(site: Site, record: TableRecord, policy: Policy) -> None:
-    asked = {name for key in ("rewrite_sort_columns", "rewrite_zorder_columns") for name in policy.columns(key)}
+def _check_columns(site: Site, record: TableRecord, policy: Policy, changed: Collection[str]) -> None:
+    asked = {name for key in _BY_COLUMNS if key in changed for name in policy.columns(key)}
     if not asked:
         return
     with site.connect(autocommit=True) as conn:
@@ -122,7 +127,7 @@ def _check_columns(site: Site, record: TableRecord, policy: Policy) -> None:
             "usage.set", f"{record.name} has no column {min(missing)!r}.", hint=f"It has: {', '.join(arrays)}."
         )
     for name in policy.columns("rewrite_zorder_columns"):
-        if arrays[name]:
+        if arrays.get(name):
             raise UsageError(
                 "usage.set",
                 f"{name} holds arrays, which have no place on a z-curve.",

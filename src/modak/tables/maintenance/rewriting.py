@@ -35,6 +35,11 @@ from modak.tables.tidy import give_up, tidy_landed
 log = structlog.get_logger()
 
 Counters = dict[str, int]
+Carried = dict[int, tuple[tuple[tuple[str, ...], ...], tuple[Vector, ...]]]
+"""By bin: which vectors its files had at the last attempt, and those of the new files for what they hide.
+
+It takes long where many rows go; what stays the same between two attempts is not done again.
+"""
 
 
 def rewrite(
@@ -190,11 +195,12 @@ def _land(
     done: Sequence[Rewritten],
 ) -> Counters:
     known: dict[int | None, Replacement] = {}
+    carried: Carried = {}
 
     def changes(lake: LakeTable, _: TableState) -> Sequence[Change]:
         if lake.snapshot_id not in known:
             known.clear()
-            known[lake.snapshot_id] = _replacement(site, lake, plan, step, folder, done)
+            known[lake.snapshot_id] = _replacement(site, lake, plan, step, folder, done, carried)
         now = known[lake.snapshot_id]
         if lake.snapshot_id is None or not (now.done or now.removed_deletes):
             raise Conflict("maintenance.overtaken", "Somebody else has replaced every file of this rewrite.")
@@ -234,7 +240,13 @@ def _counters(made: Replacement) -> Counters:
 
 
 def _replacement(
-    site: Site, lake: LakeTable, plan: MaintenancePlan, step: RewriteStep, folder: str, done: Sequence[Rewritten]
+    site: Site,
+    lake: LakeTable,
+    plan: MaintenancePlan,
+    step: RewriteStep,
+    folder: str,
+    done: Sequence[Rewritten],
+    carried: Carried,
 ) -> Replacement:
     """What of the rewrite can still be committed on the table as it is now."""
     if lake.snapshot_id is None:
@@ -243,7 +255,7 @@ def _replacement(
     vectors: list[Vector] = []
     removed: list[Vector] = []
     if lake.snapshot_id != plan.base:
-        kept, vectors, removed = _against(site, lake, lake.snapshot_id, step, folder, done)
+        kept, vectors, removed = _against(site, lake, lake.snapshot_id, step, folder, done, carried)
     unneeded = []
     if step.dangling or any(found.foreign_deletes for one in kept for found in one.bin.files):
         gone = [found.file.path for one in kept for found in one.bin.files]
@@ -254,7 +266,13 @@ def _replacement(
 
 
 def _against(
-    site: Site, lake: LakeTable, snapshot_id: int, step: RewriteStep, folder: str, done: Sequence[Rewritten]
+    site: Site,
+    lake: LakeTable,
+    snapshot_id: int,
+    step: RewriteStep,
+    folder: str,
+    done: Sequence[Rewritten],
+    carried: Carried,
 ) -> tuple[list[Rewritten], list[Vector], list[Vector]]:
     """The bins that survived what others committed since, with the deletes that have to come along."""
     from modak.lake.iceberg.rewrite import first_row_id
@@ -267,7 +285,7 @@ def _against(
     kept: list[Rewritten] = []
     vectors: list[Vector] = []
     removed: list[Vector] = []
-    for one in done:
+    for number, one in enumerate(done):
         now = [current.get(found.file.path) for found in one.bin.files]
         pairs = [(then, is_now) for then, is_now in zip(one.bin.files, now, strict=True) if is_now is not None]
         if len(pairs) < len(now) or any(a.foreign_deletes != b.foreign_deletes for a, b in pairs):
@@ -275,7 +293,10 @@ def _against(
         changed = [(then, is_now) for then, is_now in pairs if _vectors(then) != _vectors(is_now)]
         if any(first_row_id(then) is None for then, _ in changed):
             continue
-        vectors += _hidden(one, changed, folder)
+        seen = tuple(_vectors(is_now) for _, is_now in pairs)
+        if carried.get(number, (None, ()))[0] != seen:
+            carried[number] = seen, tuple(_hidden(one, changed, folder))
+        vectors += carried[number][1]
         removed += [vector for _, is_now in changed for vector in is_now.vectors]
         kept.append(one)
     return kept, vectors, removed if vectors else []

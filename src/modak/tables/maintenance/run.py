@@ -1,5 +1,6 @@
 """One maintenance pass over one table: delete debt, bin-pack, manifests, expiry, orphans, in this order.
 
+Before them come the files that earlier expiries have freed.
 Each step is planned from the table as the step before has left it, and published by its own commit. A step that fails
 is journaled with its error, and the later ones run all the same. A pass that had something to do is one row of the
 journal with the counters of every step. The leader's thread and `maintain --local` both come through here.
@@ -44,7 +45,7 @@ from modak.tables.maintenance.plan import (
 from modak.tables.maintenance.policy import Policy, of
 from modak.tables.maintenance.rewriting import rewrite
 from modak.tables.site import Site
-from modak.tables.tidy import tidy_landed
+from modak.tables.tidy import finish_expiries, tidy_landed
 
 log = structlog.get_logger()
 
@@ -140,6 +141,8 @@ class _Run:
         self._journaled = False
 
     def all(self) -> MaintenanceReport:
+        # Trims, and a pass that was cut short, have left files to whoever has the time.
+        finish_expiries(self._site, self._writer, self._name, self._engine)
         with working(self._op_id):
             done: list[PassReport] = []
             for name in PASSES:

@@ -1,16 +1,19 @@
-"""Before rows can be erased from the lake, whatever may still bring them there has to arrive.
+"""Before rows can be erased from the lake, whatever may still bring them there has to arrive; at the end, files go.
 
 Rows are deleted from the heap first. What was written before that is then on its way in one of a few places: exports
 and ingests under way, staged loads, corrections in the delta, changes that the pump has not read. A leader's own
-threads bring all of it into the lake, and an erasure beside them waits; one that runs alone does it by itself.
+threads bring all of it into the lake, and an erasure beside them waits; one that runs alone does it by itself. After
+the last old snapshot has expired its files are still stored until somebody has compared and deleted them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import LiteralString
+
+import structlog
 
 from modak.catalog import operators
 from modak.catalog.lease import Epoch
@@ -18,11 +21,18 @@ from modak.core.errors import ModakError, NotLeader
 from modak.core.names import TableName
 from modak.tables.fold.run import fold
 from modak.tables.load.adopt import adopt
+from modak.tables.maintenance import erasures
 from modak.tables.repair import repair
 from modak.tables.site import Site
+from modak.tables.tidy import finish_expiries, finish_operations
+
+log = structlog.get_logger()
 
 PATIENCE_SECONDS = 900.0
 POLL_SECONDS = 0.5
+FREEING_SECONDS = 60.0
+"""How long an erasure waits for the files of snapshots that have expired; a later look ends what takes longer."""
+_LONGEST_PAUSE_SECONDS = 5.0
 
 # An operation of maintenance moves rows that are in the lake already.
 _UNDER_WAY: LiteralString = """
@@ -116,6 +126,30 @@ def beside(stopping: Callable[[], bool]) -> Settle:
             site.clock.sleep(POLL_SECONDS)
 
     return settle
+
+
+def until_freed(site: Site, epoch: Epoch, name: TableName, stopping: Callable[[], bool]) -> int:
+    """Wait a while for the files of snapshots that have expired by now to be deleted; how many expiries have some left.
+
+    What a neighbour is deleting is left to it, what was put off is tried again.
+    """
+    table_id = site.reader.state(name).table.table_id
+    began, pause = site.clock.monotonic(), POLL_SECONDS
+    left = {op.op_id for op in erasures.freeing(site, table_id)}
+    while left and not stopping() and site.clock.monotonic() - began < FREEING_SECONDS:
+        seconds = round(site.clock.monotonic() - began, 1)
+        log.info("erase.freeing", table=str(name), expiries=len(left), seconds=seconds)
+        state = site.reader.state(name)
+        ours = tuple(op for op in state.unfinished if op.op_id in left)
+        finish_operations(site, site.writer(epoch), replace(state, unfinished=ours))
+        finish_expiries(site, site.writer(epoch), name)
+        # One that comes after has nothing to do with the rows: a busy table always has some.
+        left &= {op.op_id for op in erasures.freeing(site, table_id)}
+        if left:
+            site.clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            left &= {op.op_id for op in erasures.freeing(site, table_id)}
+    return len(left)
 
 
 def _is_paused(site: Site, name: TableName) -> bool:

@@ -20,9 +20,10 @@ from modak.core.faults import reach
 from modak.core.ids import new_op_id
 from modak.core.names import TableName
 from modak.core.states import OpPhase, PartitionState
+from modak.tables.maintenance.engine import engine_of
 from modak.tables.mirror.replication import plan_withdrawal, withdraw
 from modak.tables.site import Site
-from modak.tables.tidy import finish_operations, purge
+from modak.tables.tidy import finish_expiries, finish_operations, purge
 
 log = structlog.get_logger()
 
@@ -48,6 +49,9 @@ def unregister(
     writer = site.writer(None)
     # What an earlier crash left is tidied while the catalog still knows where.
     finish_operations(site, writer, site.reader.state(name))
+    if not drop_lake:
+        # Nobody will know afterwards that these files are not needed.
+        finish_expiries(site, writer, name, engine_of(site, "embedded"))
     state = site.reader.state(name)
     lost = _only_in_the_delta(site, state)
     if lost and not drop_lake and not discard_corrections:
