@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import errors, sql
 
-from modak.catalog import spill
+from modak.catalog import moves, spill
+from modak.catalog.migrate import migrate
+from modak.catalog.records import NewPartition
 from modak.core.axis import Axis
 from modak.core.errors import ModakError
 from modak.postgres.connect import connect
@@ -168,6 +171,132 @@ def test_a_snapshot_from_before_the_cut_line_moved_hides_no_row(conn: Conn, cata
     assert kept(conn, table) == [(3, 900, "ahead")]
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_from_before_a_partition_came_and_went_hides_no_row(conn: Conn, catalog: Dsn, level: str) -> None:
+    table = with_default(conn)
+    with connect(catalog) as old, connect(catalog) as older:
+        for each in (old, older):
+            each.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+            each.execute("SELECT 1 FROM modak.schema_meta")
+        with conn.transaction(force_rollback=True):
+            conn.execute("UPDATE modak.cutline SET t = 250 WHERE table_id = %s", (table.table_id,))
+        run(old, table, "INSERT INTO {} VALUES (1, 900, 'ahead')")
+        old.commit()
+        run(conn, table, f"CREATE TABLE {table.name}_3 PARTITION OF {{}} FOR VALUES FROM (300) TO (400)")
+        leaf = scalar(conn, "SELECT %s::regclass::oid", f"{table.name}_3")
+        part = NewPartition(name=f"{table.name.name}_3", lower=300, upper=400, leaf_oid=leaf, leaf_schema="public")
+        moves.add_partitions(conn, table.table_id, [part])
+        reclaim(conn, Built(table.table_id, table.name, (*table.leaves, leaf)), 3)
+        with pytest.raises(errors.SerializationFailure, match="has changed in the meantime"):
+            run(older, table, "INSERT INTO {} VALUES (2, 350, 'cold now')")
+    run(conn, table, "INSERT INTO {} VALUES (2, 350, 'cold now')")
+    assert set(delta(conn, table)) == {("2", 350)}
+    assert kept(conn, table) == [(1, 900, "ahead")]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_from_before_the_diversion_hides_no_row(conn: Conn, catalog: Dsn, level: str) -> None:
+    table = build(conn)
+    conn.execute(sql.SQL("CREATE TABLE {} PARTITION OF {} DEFAULT").format(rest(table), table.ident))
+    with connect(catalog) as old:
+        old.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        old.execute("SELECT 1 FROM modak.schema_meta")
+        spill.enable(conn, table.name)
+        reclaim(conn, table, 0)
+        with pytest.raises(errors.SerializationFailure, match="has changed in the meantime"):
+            run(old, table, "INSERT INTO {} VALUES (1, 50, 'cold')")
+    assert kept(conn, table) == []
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("state", ["sealing", "tiering"])
+def test_a_partition_that_is_detached_on_its_way_to_the_lake_takes_no_rows_meanwhile(
+    conn: Conn, state: str, level: str
+) -> None:
+    """The cut-line would pass over them."""
+    table = with_default(conn)
+    for step in ("sealing", "tiering")[: ("sealing", "tiering").index(state) + 1]:
+        conn.execute("UPDATE modak.partitions SET state = %s WHERE leaf_oid = %s", (step, table.leaves[2]))
+    run(conn, table, "INSERT INTO {} VALUES (3, 900, 'ahead')")
+    run(conn, table, f"ALTER TABLE {{}} DETACH PARTITION {table.name}_2")
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        with pytest.raises(errors.ObjectInUse, match="was detached") as caught:
+            run(conn, table, "INSERT INTO {} VALUES (2, 250, 'x')")
+    assert caught.value.diag.message_hint
+    run(conn, table, "UPDATE {} SET body = 'still ahead' WHERE id = 3")
+    assert kept(conn, table) == [(3, 900, "still ahead")]
+
+
+def mirrored_with_default(conn: Conn) -> Built:
+    """A mirror with heap retention, whose DEFAULT partition had a historical row before it was diverted."""
+    table = build(conn)
+    conn.execute("UPDATE modak.tables SET mode = 'mirrored' WHERE table_id = %s", (table.table_id,))
+    conn.execute(sql.SQL("CREATE TABLE {} PARTITION OF {} DEFAULT").format(rest(table), table.ident))
+    reclaim(conn, table, 0)
+    run(conn, table, "INSERT INTO {} VALUES (1, 50, 'followed'), (2, -50, 'older still')")
+    return table
+
+
+def test_rows_that_a_mirror_follows_in_its_default_partition_stay_with_the_change_stream(conn: Conn) -> None:
+    table = mirrored_with_default(conn)
+    spill.enable(conn, table.name)
+    upsert = "INSERT INTO {} VALUES (%s, %s, 'new') ON CONFLICT (id, ts) DO UPDATE SET body = excluded.body"
+    run(conn, table, upsert, 1, 50)
+    run(conn, table, upsert, 2, -50)
+    run(conn, table, "INSERT INTO {} VALUES (1, 50, 'newer') ON CONFLICT DO NOTHING")
+    with pytest.raises(errors.UniqueViolation):
+        run(conn, table, "INSERT INTO {} VALUES (1, 50, 'again')")
+    assert (kept(conn, table), delta(conn, table)) == ([(1, 50, "new"), (2, -50, "new")], {})
+    run(conn, table, upsert, 3, 50)
+    assert list(delta(conn, table)) == [("3", 50)]
+
+
+@pytest.mark.bare
+@pytest.mark.superuser
+def test_the_look_into_the_default_partition_of_a_mirror_needs_no_lasting_membership(
+    conn: Conn, fresh_database: Dsn
+) -> None:
+    conn.execute("DROP ROLE IF EXISTS divert_worker, divert_keeper")
+    conn.execute(
+        "CREATE ROLE divert_worker LOGIN PASSWORD 'plain'; CREATE ROLE divert_keeper;"
+        " GRANT divert_keeper TO divert_worker"
+    )
+    name = sql.Identifier(fresh_database.dbname)
+    conn.execute(sql.SQL("ALTER DATABASE {} OWNER TO divert_worker").format(name))
+    with connect(fresh_database, autocommit=True) as admin:
+        with connect(replace(fresh_database, user="divert_worker", password="plain"), autocommit=True) as worker:
+            migrate(worker)
+            table = mirrored_with_default(worker)
+            admin.execute("GRANT CREATE ON SCHEMA public TO divert_keeper")
+            admin.execute(sql.SQL("ALTER TABLE {} OWNER TO divert_keeper").format(rest(table)))
+            spill.enable(worker, table.name)
+            admin.execute("REVOKE divert_keeper FROM divert_worker")
+            run(worker, table, "INSERT INTO {} VALUES (1, 50, 'again') ON CONFLICT DO NOTHING")
+            assert delta(worker, table) == {}
+        admin.execute("REASSIGN OWNED BY divert_worker, divert_keeper TO CURRENT_USER")
+        admin.execute("DROP OWNED BY divert_worker, divert_keeper")
+
+
+def test_what_only_the_default_partition_asks_of_its_rows_history_need_not_keep_to(conn: Conn) -> None:
+    """A CHECK lets Postgres attach partitions without a look at the DEFAULT one."""
+    table = build(conn, "id bigint, ts bigint, body text, n int CHECK (n > 0)")
+    conn.execute(sql.SQL("CREATE TABLE {} PARTITION OF {} DEFAULT").format(rest(table), table.ident))
+    own = "ALTER TABLE {} ADD CONSTRAINT ahead CHECK (ts >= 300), ALTER body SET NOT NULL"
+    conn.execute(sql.SQL(own).format(rest(table)))
+    spill.enable(conn, table.name)
+    reclaim(conn, table, 0)
+    run(conn, table, "INSERT INTO {} VALUES (1, 50, NULL, 1)")
+    assert list(delta(conn, table)) == [("1", 50)]
+    with pytest.raises(errors.CheckViolation, match="n_check"):
+        run(conn, table, "INSERT INTO {} VALUES (2, 50, 'x', 0)")
+    conn.execute(sql.SQL("ALTER TABLE {} ADD CONSTRAINT more CHECK (ts >= 400)").format(rest(table)))
+    run(conn, table, "INSERT INTO {} VALUES (3, 50, 'x', 1)")
+    run(conn, table, "ALTER TABLE {} ALTER body SET NOT NULL")
+    with pytest.raises(errors.NotNullViolation):
+        run(conn, table, "INSERT INTO {} VALUES (4, 50, NULL, 1)")
+
+
 @pytest.mark.parametrize("act", [spill.enable, spill.disable])
 def test_nobody_waits_behind_a_switch_that_waits_for_a_writer(
     conn: Conn, catalog: Dsn, act: Callable[[Conn, Any], object]
@@ -198,11 +327,53 @@ def test_a_default_partition_that_is_let_go_keeps_its_own_rows(conn: Conn) -> No
     assert (
         scalar(
             conn,
-            "SELECT count(*) FROM pg_trigger WHERE tgname = '~modak_divert' AND tgrelid = %s::regclass",
+            "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '~modak_divert%%' AND tgrelid = %s::regclass",
             f"{table.name}_rest",
         )
         == 0
     )
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_detached_default_partition_that_is_read_for_long_holds_nothing_up(
+    conn: Conn, catalog: Dsn, level: str
+) -> None:
+    table = with_default(conn)
+    run(conn, table, f"ALTER TABLE {{}} DETACH PARTITION {table.name}_rest")
+    with connect(catalog) as reader:
+        reader.execute(sql.SQL("SELECT 1 FROM {}").format(rest(table)))
+        assert spill.enable(conn, table.name) == f"public.{table.name.name}_modak_spill"
+    assert spill.disable(conn, table.name)
+
+    def its_own(number: int) -> None:
+        with conn.transaction():
+            conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+            conn.execute(sql.SQL("INSERT INTO {} VALUES (%s, 50, 'its own')").format(rest(table)), (number,))
+
+    its_own(1)
+    conn.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} DEFAULT").format(table.ident, rest(table)))
+    its_own(2)
+    conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table.table_id,))
+    its_own(3)
+    assert [row[0] for row in kept(conn, table)] == [1, 2, 3]
+    assert delta(conn, table) == {}
+
+
+@pytest.mark.bare
+@pytest.mark.superuser
+def test_a_detached_default_partition_of_somebody_else_holds_nothing_up(conn: Conn, fresh_database: Dsn) -> None:
+    conn.execute("DROP ROLE IF EXISTS divert_worker; CREATE ROLE divert_worker LOGIN PASSWORD 'plain'")
+    conn.execute(sql.SQL("ALTER DATABASE {} OWNER TO divert_worker").format(sql.Identifier(fresh_database.dbname)))
+    with connect(fresh_database, autocommit=True) as admin:
+        with connect(replace(fresh_database, user="divert_worker", password="plain"), autocommit=True) as worker:
+            migrate(worker)
+            table = with_default(worker)
+            run(worker, table, f"ALTER TABLE {{}} DETACH PARTITION {table.name}_rest")
+            admin.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(rest(table)))
+            assert spill.enable(worker, table.name) == f"public.{table.name.name}_modak_spill"
+            assert spill.disable(worker, table.name)
+        admin.execute(sql.SQL("INSERT INTO {} VALUES (1, 50, 'its own')").format(rest(table)))
+        admin.execute("REASSIGN OWNED BY divert_worker TO CURRENT_USER; DROP OWNED BY divert_worker")
 
 
 def test_a_default_partition_beside_the_spill_is_let_go_altogether(conn: Conn) -> None:
@@ -236,7 +407,18 @@ def test_a_writer_under_row_security_writes_no_history(conn: Conn, way: str) -> 
         with pytest.raises(errors.InsufficientPrivilege, match="row security of"):
             run(conn, table, "INSERT INTO {} VALUES (1, 50, 'mine')")
     run(conn, table, "INSERT INTO {} VALUES (1, 50, 'of the owner')")
-    assert list(delta(conn, table)) == [("1", 50)]
+    # Who writes is the owner of a function, not who calls it.
+    for number, name in ((2, "freely()"), (3, "policed()")):
+        body = f"INSERT INTO {table.name} VALUES ({number}, 50, $$mine$$)"
+        conn.execute(f"CREATE FUNCTION public.{name} RETURNS void LANGUAGE sql SECURITY DEFINER AS '{body}'".encode())
+    conn.execute("ALTER FUNCTION public.policed() OWNER TO policed_writer")
+    with conn.transaction():
+        conn.execute("SET LOCAL ROLE policed_writer")
+        conn.execute("SELECT public.freely()")
+    with pytest.raises(errors.InsufficientPrivilege, match="row security of"):
+        conn.execute("SELECT public.policed()")
+    assert list(delta(conn, table)) == [("1", 50), ("2", 50)]
+    conn.execute("DROP FUNCTION public.freely(), public.policed()")
     run(conn, table, "DROP POLICY own ON {0}; REVOKE ALL ON {0} FROM policed_writer")
 
 

@@ -19,22 +19,24 @@ Row = tuple[Any, ...]
 
 @dataclass
 class Events:
-    """`public.events(id, ts, body)`, ranged by ts in widths of 100."""
+    """`public.events(id, ts, body)`, or one of another name and schema, ranged by ts in widths of 100."""
 
     site: Site
     name: TableName
 
     @classmethod
-    def create(cls, site: Site, partitions: int = 3, last: int = 250, name: str = "events") -> Events:
-        events = cls(site, TableName("public", name))
+    def create(
+        cls, site: Site, partitions: int = 3, last: int = 250, name: str = "events", schema: str = "public"
+    ) -> Events:
+        events = cls(site, TableName(schema, name))
         events.sql(
-            f"CREATE TABLE public.{name} (id bigint, ts bigint, body text, PRIMARY KEY (id, ts))"
+            f"CREATE TABLE {schema}.{name} (id bigint, ts bigint, body text, PRIMARY KEY (id, ts))"
             " PARTITION BY RANGE (ts)"
         )
         for at in range(partitions):
             events.add_partition(at * 100)
         if last >= 0:
-            events.sql(f"INSERT INTO public.{name} SELECT i, i, 'row ' || i FROM generate_series(0, {last}) AS i")
+            events.sql(f"INSERT INTO {schema}.{name} SELECT i, i, 'row ' || i FROM generate_series(0, {last}) AS i")
         return events
 
     def sql(self, statement: str) -> list[Row]:
@@ -45,7 +47,7 @@ class Events:
             return cursor.fetchall() if cursor.description else []
 
     def add_partition(self, lower: int, width: int = 100) -> None:
-        name = f"public.{self.name.name}_{lower}"
+        name = f"{self.name.schema}.{self.name.name}_{lower}"
         self.sql(f"CREATE TABLE {name} PARTITION OF {self.name} FOR VALUES FROM ({lower}) TO ({lower + width})")
 
     def register(self) -> Registered:
@@ -67,7 +69,7 @@ class Events:
         if "spark" not in vars(self.site):
             return [tuple(row.values()) for row in duckdb_rows(state.cutline.metadata_location)]
         frame = self.site.spark.sql(
-            f"SELECT * FROM modak.modak.public.{self.name.name} VERSION AS OF {state.cutline.snapshot_id}"
+            f"SELECT * FROM modak.modak.{self.name.schema}.{self.name.name} VERSION AS OF {state.cutline.snapshot_id}"
         )
         return [tuple(row) for row in frame.collect()]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modak.core.errors import Refused
+from modak.core.errors import ModakError, Refused
 from modak.runtime.leader import Leader
 from tests.tables import readers
 from tests.tables.events import Events
@@ -159,6 +159,48 @@ def test_wider_types_are_followed_and_others_are_refused_by_name(events: Events,
         events.tier(leader)
     assert refused.value.hint
     assert events.sql("SELECT count(*) FROM public.events WHERE ts BETWEEN 300 AND 399") == [(1,)]
+
+
+def failures(events: Events) -> list[tuple[str, str]]:
+    return events.sql("SELECT kind, error FROM modak.op_log WHERE phase = 'failed' ORDER BY kind")
+
+
+def test_a_change_of_columns_that_fails_is_told_as_failed(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as something that a crash has cut off."""
+    events.register()
+    events.sql("ALTER TABLE public.events ADD COLUMN extra int")
+
+    def broken(*_: object) -> None:
+        raise ModakError("lake.broken", "The lake is broken.")
+
+    monkeypatch.setattr("modak.tables.evolve.land", broken)
+    with pytest.raises(ModakError, match="broken"):
+        events.tier(leader)
+    why = "lake.broken: The lake is broken."
+    assert failures(events) == [("evolve", why), ("tier", why)]
+    monkeypatch.undo()
+    assert events.tier(leader).rows == 200
+
+
+def test_a_back_fill_that_fails_is_told_as_failed(
+    events: Events, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.register()
+    events.tier(leader)
+    events.sql("ALTER TABLE public.events ADD COLUMN tags text[] DEFAULT '{a}'")
+    events.add_partition(300)
+    events.sql("INSERT INTO public.events (id, ts) VALUES (301, 301)")
+
+    def broken(*_: object) -> None:
+        raise ModakError("spark.broken", "Spark is broken.")
+
+    monkeypatch.setattr("modak.tables.backfill._rewrite", broken)
+    with pytest.raises(ModakError, match="broken"):
+        events.tier(leader)
+    why = "spark.broken: Spark is broken."
+    assert failures(events) == [("backfill", why), ("tier", why)]
 
 
 def test_a_column_added_between_plan_and_export_is_not_missed(events: Events, leader: Leader) -> None:

@@ -187,7 +187,7 @@ def test_unregistering_keeps_the_lake_and_takes_every_trigger(events: Events, le
     events.register()
     events.sql("SELECT modak_read_begin('public.events')")
     events.tier(leader)
-    assert events.sql(TRIGGERS) == [(5,)]
+    assert events.sql(TRIGGERS) == [(6,)]
     files = lake_files(events.site)
     gone = unregister(events.site, events.name)
     assert gone.kept_location is not None

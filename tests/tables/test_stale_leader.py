@@ -118,5 +118,5 @@ def test_a_leader_that_was_overtaken_makes_no_spill(site: Site, events: Events) 
                 open_spill(site, site.writer(first.epoch), events.name)
         table_id = site.reader.state(events.name).table.table_id
         assert spill.find(conn, table_id) is None
-        assert open_spill(site, site.writer(None), events.name)
+        assert open_spill(site, site.writer(None), events.name) is None
         assert spill.find(conn, table_id) is not None

@@ -17,8 +17,10 @@ from typing import Any, LiteralString
 
 import psycopg
 import structlog
+from psycopg import errors
 
 from modak import __version__
+from modak.core.clock import Clock, SystemClock
 from modak.core.errors import ModakError, Refused
 from modak.core.faults import reach
 from modak.postgres.connect import translate
@@ -29,6 +31,7 @@ _LOG = structlog.get_logger()
 _OLDEST_SERVER = 140_000
 _LOCK = 5570746397223387135
 """Advisory lock key of migrations, next to the keys of pins (`modak.pin_lock_key`)."""
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 30.0, 0.5
 
 _FOUNDATION: LiteralString = """
     CREATE SCHEMA IF NOT EXISTS modak;
@@ -67,7 +70,7 @@ def known() -> tuple[Migration, ...]:
     return tuple(sorted(found, key=lambda migration: migration.version))
 
 
-def migrate(conn: Conn, migrations: Sequence[Migration] | None = None) -> list[str]:
+def migrate(conn: Conn, migrations: Sequence[Migration] | None = None, clock: Clock | None = None) -> list[str]:
     """Apply what is missing and say what was applied; safe to run from many workers at once."""
     if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
         raise ModakError("catalog.in_transaction", "Migrations need a connection without an open transaction.")
@@ -76,7 +79,7 @@ def migrate(conn: Conn, migrations: Sequence[Migration] | None = None) -> list[s
     wanted = known() if migrations is None else tuple(migrations)
     applied: list[str] = []
     try:
-        while (name := _apply_next(conn, wanted)) is not None:
+        while (name := _apply_patiently(conn, wanted, clock or SystemClock())) is not None:
             applied.append(name)
             _LOG.info("catalog.migrated", migration=name)
     except psycopg.Error as error:
@@ -101,9 +104,24 @@ def check(conn: Conn, migrations: Sequence[Migration] | None = None) -> None:
         )
 
 
+def _apply_patiently(conn: Conn, wanted: Sequence[Migration], clock: Clock) -> str | None:
+    """Between two tries everybody who has queued behind the lock of a migration goes on."""
+    until = clock.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return _apply_next(conn, wanted)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as busy:
+            if clock.monotonic() >= until:
+                raise
+            _LOG.info("catalog.migration_deferred", because=busy.diag.message_primary)
+            clock.sleep(_PAUSE_SECONDS)
+
+
 def _apply_next(conn: Conn, wanted: Sequence[Migration]) -> str | None:
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        # A leader of the version before may be at work: who waits for a lock makes its readers and writers wait too.
+        conn.execute("SET LOCAL lock_timeout = '200ms'")
         found = conn.execute("SELECT to_regclass('modak.schema_meta') IS NOT NULL").fetchone()
         if not (found and found[0]):
             conn.execute(_FOUNDATION)

@@ -22,12 +22,14 @@ from modak.postgres.ddl import Hold, impatient
 Conn = psycopg.Connection[Any]
 
 _ASTRAY: LiteralString = """
-    SELECT CASE WHEN p.partdefid = 0 THEN d.table_id IS NOT NULL ELSE NOT EXISTS (
-        SELECT FROM pg_trigger g WHERE g.tgrelid = p.partdefid AND g.tgrelid = d.leaf_oid AND g.tgenabled = 'A'
+    SELECT CASE WHEN p.partdefid = 0 THEN d.table_id IS NOT NULL ELSE 2 > (
+        SELECT count(*) FROM pg_trigger g WHERE g.tgrelid = p.partdefid AND g.tgrelid = d.leaf_oid AND g.tgenabled = 'A'
+            AND g.tgname IN ('~modak_divert', '~modak_divert_policed')
             AND g.tgfoid = 'modak.divert_from_default'::regproc) END
     FROM modak.tables t JOIN pg_partitioned_table p ON p.partrelid = t.relid
     LEFT JOIN modak.spills s USING (table_id) LEFT JOIN modak.diversions d USING (table_id)
-    WHERE t.table_id = %s AND num_nonnulls(s.table_id, d.table_id) > 0
+    WHERE t.table_id = %s AND (num_nonnulls(s.table_id, d.table_id) > 0 OR EXISTS (
+        SELECT FROM modak.op_log o WHERE o.table_id = t.table_id AND o.kind = 'register' AND o.phase = 'committed'))
 """
 
 
@@ -62,7 +64,7 @@ def diverts(conn: Conn, table_id: int) -> bool:
 
 
 def is_astray(conn: Conn, table_id: int) -> bool:
-    """Whether transparent writes were enabled, but a DEFAULT partition has come or gone since."""
+    """Whether transparent writes were enabled, or are to be, but a DEFAULT partition has come or gone since."""
     row = conn.execute(_ASTRAY, (table_id,)).fetchone()
     return bool(row and row[0])
 

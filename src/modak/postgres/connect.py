@@ -108,7 +108,10 @@ def translate(error: psycopg.Error) -> ModakError:
         # Only here does the server's detail say what somebody has to look for.
         said = f"{said}: {', '.join(error.diag.message_detail.splitlines())}"
     if error.sqlstate is not None:
-        return by_state(error.sqlstate, said)
+        meant = by_state(error.sqlstate, said)
+        # Where we know nothing better, the server may: our own functions say there what to do.
+        meant.hint = meant.hint or error.diag.message_hint or ""
+        return meant
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return _CONNECTION_LOST.error(said)
     return ModakError("postgres.error", f"Postgres: {said}.")

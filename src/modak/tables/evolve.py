@@ -19,7 +19,7 @@ from modak.catalog.delta import Rename, renames
 from modak.catalog.journal import Journal
 from modak.catalog.records import TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
-from modak.core.errors import Refused
+from modak.core.errors import ModakError, Refused
 from modak.core.ids import new_op_id
 from modak.core.names import quote
 from modak.core.states import OpPhase
@@ -32,7 +32,7 @@ from modak.tables.backfill import BACKFILL, backfill, due
 from modak.tables.columns import COLUMNS, RELID, column_property
 from modak.tables.landing import land
 from modak.tables.site import Site
-from modak.tables.tidy import tidy_landed
+from modak.tables.tidy import give_up, tidy_landed
 
 log = structlog.get_logger()
 
@@ -135,7 +135,11 @@ def evolve(
     def changes(current: LakeTable, _: TableState) -> Sequence[Change]:
         return plan_evolution(heap, mapped, current, rewritten=rewritten).changes
 
-    land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    try:
+        land(site, writer, state.table.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    except ModakError as error:
+        give_up(site, writer, state.table.location, op_id, error)
+        raise
     log.info("evolve.committed", table=str(state.table.name), changes=len(evolution.changes))
     # Only this operation: the tiering that asked for the new columns is under way, and unfinished too.
     landed = site.reader.op(op_id)

@@ -255,8 +255,6 @@ def _without_capture(site: Site, leaf_oid: int) -> bool:
 
 def _without_spill(site: Site, record: TableRecord) -> bool:
     with site.connect(autocommit=True) as conn:
-        if spill.find(conn, record.table_id) is None:
-            return True
         try:
             spill.disable(conn, record.name)
         except ModakError as error:

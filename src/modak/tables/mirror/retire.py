@@ -26,10 +26,11 @@ from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.core.states import PartitionState
 from modak.postgres.changes.lsn import read_lsn, write_lsn
+from modak.tables.astray import astray
 from modak.tables.observe import Observed, observe
 from modak.tables.site import Site
 from modak.tables.tiering.commit import WATCHED
-from modak.tables.tiering.plan import Partition, ReclaimPlan, TieringPlan, plan_reclaim, plan_tiering
+from modak.tables.tiering.plan import Finding, Partition, ReclaimPlan, TieringPlan, plan_reclaim, plan_tiering
 from modak.tables.tiering.reclaim import reclaim
 
 log = structlog.get_logger()
@@ -58,6 +59,8 @@ class Retired:
     """Partitions that the cut-line has moved over."""
     dropped: tuple[str, ...] = ()
     waiting: str | None = None
+    held: Finding | None = None
+    """Why none is dropped although some are due."""
 
     @property
     def changed(self) -> bool:
@@ -81,8 +84,8 @@ def retire(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], name: TableN
         waiting = plan.reason
     if passed:
         observed = observe(site, conn, name)
-    dropped = _drop(site, epoch, conn, observed, lag)
-    return Retired(tuple(sealed), passed, dropped, waiting)
+    dropped, held = _drop(site, epoch, conn, observed, lag)
+    return Retired(tuple(sealed), passed, dropped, waiting, held)
 
 
 def _seal_all(site: Site, writer: CatalogWriter, observed: Observed, partitions: Sequence[Partition]) -> list[str]:
@@ -168,16 +171,21 @@ def _reseal_next_time(conn: psycopg.Connection[Any], table: TableRecord, names: 
     return "a sealed partition was not watched without a break; it is sealed again"
 
 
-def _drop(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed, lag: int) -> tuple[str, ...]:
+def _drop(
+    site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed, lag: int
+) -> tuple[tuple[str, ...], Finding | None]:
     frontier = _number(observed.catalog.cutline.frontier)
     plan = plan_reclaim(observed.state, lag)
     behind = [p for p in plan.drop if _passed(observed.records[p.name], frontier)]
+    held = astray(site, conn, site.writer(epoch), observed.record) if behind else None
+    if held is not None:
+        return (), held
     done = reclaim(site, conn, epoch, observed, ReclaimPlan(plan.table, tuple(behind), plan.kept))
     for name in done.unwatched:
         part = observed.records[name]
         row = conn.execute("SELECT coalesce(pg_relation_filenode(%s), 0)::int8", (part.leaf_oid,)).fetchone()
         _patiently(site, site.writer(epoch), observed.record, part, int(row[0]) if row else 0)
-    return done.dropped
+    return done.dropped, None
 
 
 def _passed(part: PartitionRecord, frontier: int | None) -> bool:

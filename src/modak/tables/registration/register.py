@@ -30,7 +30,7 @@ from modak.tables.registration.preflight import Preflight, Shape, bounded, inspe
 from modak.tables.registration.request import CHUNK_ROWS, RegisterRequest, check_flags, length
 from modak.tables.retention.plan import RETENTION_LINE
 from modak.tables.site import Site
-from modak.tables.tidy import discard_attempt, finish_purges, open_spill
+from modak.tables.tidy import discard_attempt, finish_purges, is_busy, open_spill
 
 log = structlog.get_logger()
 
@@ -149,7 +149,7 @@ def _create(site: Site, request: RegisterRequest, heap: PgTable, existing: LakeT
     except ModakError as error:
         _give_up(site, writer, config.location, op_id, error)
         raise
-    if shape.cut_line is None or open_spill(site, site.writer(None), request.table):
+    if shape.cut_line is None or not is_busy(open_spill(site, site.writer(None), request.table)):
         Journal(writer).finish(op_id)
 
 

@@ -118,7 +118,9 @@ def _in_the_way(site: Site, conn: psycopg.Connection[Any], observed: Observed, p
     leaf = observed.leaves.get(part.name)
     if leaf is None or leaf.detach_pending:
         return None
-    watched = {"held": [observed.heap.oid, leaf.oid]}
+    # Of a table with a DEFAULT partition Postgres locks that one too: its bounds change.
+    rest = [other.oid for other in observed.heap.leaves if other.is_default]
+    watched = {"held": [observed.heap.oid, leaf.oid, *rest]}
     before = conn.execute(_HOLDERS, watched).fetchall()
     if not before:
         return None

@@ -4,7 +4,7 @@ once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -16,10 +16,11 @@ from modak.core.errors import Conflict, Refused
 from modak.core.names import TableName
 from modak.postgres.connect import translate
 from modak.tables import premake
+from modak.tables.astray import astray, tell
 from modak.tables.observe import Observed, observe, sync
 from modak.tables.premake import PremakePlan, plan_premake
 from modak.tables.site import Site
-from modak.tables.tidy import finish_operations, open_spill
+from modak.tables.tidy import finish_operations
 from modak.tables.tiering.move import Moved, move, move_again
 from modak.tables.tiering.plan import (
     Blocked,
@@ -96,8 +97,9 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
         if premade.made:
             sync(site, conn, writer, name)
             observed = observe(site, conn, name)
+        held = None
         if spill.is_astray(conn, observed.record.table_id):
-            open_spill(site, writer, name)
+            held = astray(site, conn, writer, observed.record)
             observed = observe(site, conn, name)
         findings = (*_tell(site, epoch, conn, observed), *premade.findings)
         plan, moved = _tier(site, epoch, conn, observed)
@@ -105,10 +107,14 @@ def _pass(site: Site, epoch: Epoch, name: TableName) -> TieringReport:
             observed = observe(site, conn, name)
             trim_snapshots(site, writer, name)
         release_tags(site, writer, name)
-        due = len(plan_reclaim(observed.state, _reclaim_lag(site, observed)).drop)
-        dropped = _reclaim(site, epoch, conn, observed)
+        due = plan_reclaim(observed.state, _reclaim_lag(site, observed))
+        if due.drop:
+            # Asked anew, because moving rows may have taken long.
+            held = astray(site, conn, writer, observed.record)
+        findings = (*findings, held) if held else findings
+        dropped = _reclaim(site, epoch, conn, observed, replace(due, drop=()) if held else due)
     names = tuple(partition.name for partition in premade.made)
-    deferred = len(names) < len(ahead.make) or len(dropped) < due
+    deferred = len(names) < len(ahead.make) or len(dropped) < len(due.drop)
     report = TieringReport(
         name, premade=names, dropped=dropped, findings=findings, blocked=_reason(plan), deferred=deferred
     )
@@ -161,8 +167,9 @@ def _tier(
     raise AssertionError("unreachable")
 
 
-def _reclaim(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed) -> tuple[str, ...]:
-    plan = plan_reclaim(observed.state, _reclaim_lag(site, observed))
+def _reclaim(
+    site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Observed, plan: ReclaimPlan
+) -> tuple[str, ...]:
     done = reclaim(site, conn, epoch, observed, plan)
     for name in (*done.unwatched, *_unwatched_for_good(conn, observed)):
         part = observed.records[name]
@@ -191,9 +198,7 @@ def _tell(site: Site, epoch: Epoch, conn: psycopg.Connection[Any], observed: Obs
         message = f"{strays} rows stand in the spill partition, where no row may stay."
         findings = (*findings, Finding("spill.stray_rows", message))
     for finding in findings:
-        if (observed.record.table_id, finding.message) not in site.told:
-            site.told.add((observed.record.table_id, finding.message))
-            log.warning("grid.finding", table=str(observed.record.name), code=finding.code, finding=finding.message)
+        tell(site, observed.record, finding)
     known = {finding.partition: finding.message for finding in findings if finding.partition}
     news = [part for part in observed.catalog.living() if part.problem != known.get(part.name)]
     if news:
