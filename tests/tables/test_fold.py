@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+import modak
 from modak.catalog import pins
 from modak.catalog.records import Pin
 from modak.core import faults
@@ -44,6 +46,12 @@ def lake(events: Events) -> dict[tuple[int, int], str]:
 
 def pinned_delta(events: Events, pin: int) -> set[tuple[str, int]]:
     return {(row[0], row[1]) for row in events.sql(f"SELECT pk, tier_key FROM modak.modak_read_delta({pin})")}
+
+
+def through_the_seam(site: Site) -> dict[int, tuple[list[str], float | None]]:
+    """Tags and most, by id, below the cut-line."""
+    frame = modak.read(site.spark, "public.events", ["id", "tags", "most"], "ts < 200", settings=site.settings)
+    return {row["id"]: (row["tags"], row["most"]) for row in frame.collect()}
 
 
 @pytest.mark.spark
@@ -348,6 +356,27 @@ def test_a_column_whose_default_differs_from_row_to_row_reaches_files_that_carry
     assert {row["id"] for row in rows} == set(range(200)) - {7, 8}
     assert len({row["mark"] for row in rows} - {None}) == 198
     assert rows == by_duckdb(site, events.name) == by_pyiceberg(site, events.name)
+    truth.check_files()
+
+
+@pytest.mark.spark
+def test_a_correction_from_before_a_column_shows_a_default_that_no_initial_default_can_say(
+    site: Site, events: Events, cold: Corrections, leader: Leader, truth: Invariants
+) -> None:
+    events.sql("""SELECT modak_upsert('public.events', '{"id": 5, "ts": 5, "body": "before"}')""")
+    new = "ADD COLUMN tags text[] NOT NULL DEFAULT '{a}', ADD COLUMN most float8 DEFAULT 'infinity'"
+    events.sql(f"ALTER TABLE public.events {new}")
+    events.sql("""SELECT modak_upsert('public.events', '{"id": 6, "ts": 6, "body": "after", "tags": ["b"]}')""")
+    cold.record("7", 7, {"id": "7", "ts": "7", "body": "null", "tags": "{}", "most": None})
+    seen = through_the_seam(site)
+    wanted = {4: (["a"], inf), 5: (["a"], inf), 6: (["b"], inf), 7: ([], None)}
+    assert {key: seen[key] for key in wanted} == wanted
+    assert fold(site, leader.epoch, events.name).rows == 3
+    assert through_the_seam(site) == seen
+    assert {
+        row["id"]: (row["tags"], row["most"]) for row in by_duckdb(site, events.name) if row["id"] in wanted
+    } == wanted
+    assert by_duckdb(site, events.name) == by_pyiceberg(site, events.name)
     truth.check_files()
 
 

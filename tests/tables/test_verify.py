@@ -96,6 +96,29 @@ def test_columns_whose_names_are_used_again_are_compared_by_the_age_of_a_correct
     assert report.sound, report
 
 
+def test_a_column_that_is_younger_than_a_correction_is_compared_by_what_its_default_shows(
+    events: Events, leader: Leader
+) -> None:
+    register(events.site, RegisterRequest(events.name, ("id",), "ts", keep_heap=True))
+    events.tier(leader)
+    events.sql("UPDATE public.events SET body = 'before' WHERE id = 7")
+    events.sql("ALTER TABLE public.events ADD COLUMN tags text[] NOT NULL DEFAULT '{a}'")
+    events.sql("UPDATE public.events SET tags = '{b}' WHERE id = 8")
+    events.add_partition(300)
+    events.sql("INSERT INTO public.events VALUES (350, 350, 'new')")
+    assert events.tier(leader).moved_partitions == ("events_200",)
+    report = verify(events.site, events.name)
+    assert report.sound, report
+    assert report.left_out == ()
+    # Now the same column has another name in the image that has it, too.
+    events.sql("ALTER TABLE public.events RENAME COLUMN tags TO labels")
+    report = verify(events.site, events.name)
+    assert report.sound, report
+    assert fold(events.site, leader.epoch, events.name).rows == 2
+    report = verify(events.site, events.name)
+    assert report.sound, report
+
+
 def test_each_kind_of_damage_is_found_and_named(both: Events) -> None:
     changed_by_hand(
         both,

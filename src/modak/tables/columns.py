@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from modak.catalog.records import LakeColumns
 from modak.lake.changes import AddColumn, Change, DropColumn, RenameColumn, SetProperties
-from modak.lake.model import LakeTable
+from modak.lake.model import LakeColumn, LakeTable
 from modak.postgres.model import PgTable
 
 COLUMNS = "modak.columns"
@@ -24,6 +24,15 @@ def column_property(heap: PgTable) -> dict[str, str]:
     """The property that remembers which heap column is which lake column."""
     numbers = {str(column.attnum): column.name for column in heap.columns}
     return {COLUMNS: json.dumps(numbers, sort_keys=True), RELID: str(heap.oid)}
+
+
+def shown_unsaid(heap: PgTable, lake: Mapping[str, LakeColumn]) -> dict[str, str]:
+    """What rows from before a column show, as Postgres' text, where no initial default of the lake says it."""
+    return {
+        column.name: column.missing_value
+        for column in heap.columns
+        if column.missing_value is not None and column.name in lake and lake[column.name].initial_default is None
+    }
 
 
 def lake_columns(properties: Mapping[str, str], names: Sequence[str], relid: int) -> LakeColumns:

@@ -9,7 +9,7 @@ one Arrow batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
@@ -18,6 +18,7 @@ from modak.catalog.records import DeltaRange, TableRecord
 from modak.lake.model import LakeColumn, LakeTable
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
+from modak.tables.columns import shown_unsaid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,8 @@ class Shape:
     mapped: tuple[MappedColumn, ...]
     pk: tuple[str, ...]
     tier_key: str
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What an image from before a column shows in it, as Postgres' text, where no initial default says it."""
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -73,6 +76,7 @@ def shape_of(record: TableRecord, heap: PgTable, mapped: Sequence[MappedColumn],
         mapped=tuple(mapped),
         pk=tuple(names.get(number, name) for number, name in zip(record.pk_attnums, record.pk_columns, strict=True)),
         tier_key=names.get(record.tier_attnum, record.tier_key),
+        missing=shown_unsaid(heap, known),
     )
 
 
@@ -80,7 +84,7 @@ def select(shape: Shape, table_id: int, rows: DeltaRange) -> str:
     """The query of a share. Text, because it travels to an ADBC connection; every name and value in it is quoted."""
     wanted = ["op", "tier_key"]
     wanted += [f"{_part(shape.pk.index(name), len(shape.pk))} AS k{at}" for at, name in enumerate(shape.parts)]
-    wanted += [f"payload ->> {_literal(column.name)} AS c{at}" for at, column in enumerate(shape.texts)]
+    wanted += [f"{_text(shape, column.name)} AS c{at}" for at, column in enumerate(shape.texts)]
     wanted += [f"payload ? {_literal(column.name)} AS p{at}" for at, column in enumerate(shape.defaulted)]
     where = [f"table_id = {table_id:d}", "folded_generation IS NULL", f"tier_key >= {rows.lower:d}"]
     if rows.lower_pk is not None:
@@ -91,6 +95,14 @@ def select(shape: Shape, table_id: int, rows: DeltaRange) -> str:
         where.append(f"tier_key <= {rows.upper:d}")
         where.append(f'(tier_key < {rows.upper:d} OR pk COLLATE "C" < {_literal(rows.upper_pk)})')
     return f"SELECT {', '.join(wanted)} FROM modak.delta WHERE {' AND '.join(where)}"  # noqa: S608
+
+
+def _text(shape: Shape, name: str) -> str:
+    """A column's text in an image, or what it shows in one from before the column."""
+    held = f"payload ->> {_literal(name)}"
+    if name not in shape.missing:
+        return held
+    return f"CASE WHEN payload ? {_literal(name)} THEN {held} ELSE {_literal(shape.missing[name])} END"
 
 
 def keys_of(batch: pa.RecordBatch, shape: Shape) -> dict[str, pa.Array]:

@@ -8,8 +8,8 @@ left out by name. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from modak.catalog.delta import Rename, image_cases, quoted
 from modak.catalog.records import TableRecord
@@ -19,6 +19,7 @@ from modak.lake.model import LakeColumn, LakeTable
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
 from modak.tables.backfill import BACKFILL
+from modak.tables.columns import shown_unsaid
 from modak.tables.evolve import plan_evolution
 from modak.tables.registration.preflight import map_columns
 
@@ -39,6 +40,8 @@ class Shape:
     """Columns that cannot be compared yet."""
     renames: tuple[Rename, ...] = ()
     """What delta rows from before a rename have under another name."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What delta rows from before a column show in it, as Postgres' text, where no initial default says it."""
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -62,6 +65,7 @@ class Shape:
             pick[self.tier],
             self.left_out,
             self.renames,
+            self.missing,
         )
 
 
@@ -95,6 +99,7 @@ def shape_of(record: TableRecord, heap: PgTable, lake: LakeTable) -> Shape:
         tuple(order.index(name) for name in pk),
         order.index(tier),
         tuple(sorted(waiting & {one.column.name for one in mapped})),
+        missing=shown_unsaid(heap, {name: column for name, (_, column) in known.items()}),
     )
 
 
@@ -105,7 +110,7 @@ def _placed(column: LakeColumn, name: str) -> LakeColumn:
 
 def payload_texts(shape: Shape) -> list[str]:
     """SQL that takes the text of every column out of a delta row's payload."""
-    return [_payload(one.column.name, shape.renames) for one in shape.mapped]
+    return [_payload(one.column.name, shape) for one in shape.mapped]
 
 
 def has_column(name: str, renames: Sequence[Rename]) -> str:
@@ -113,6 +118,7 @@ def has_column(name: str, renames: Sequence[Rename]) -> str:
     return "(" + " OR ".join(f"({condition})" for condition, _ in image_cases(name, renames)) + ")"
 
 
-def _payload(name: str, renames: Sequence[Rename]) -> str:
-    cases = " ".join(f"WHEN {when} THEN payload ->> {quoted(key)}" for when, key in image_cases(name, renames))
-    return f"CASE {cases} END"
+def _payload(name: str, shape: Shape) -> str:
+    cases = " ".join(f"WHEN {when} THEN payload ->> {quoted(key)}" for when, key in image_cases(name, shape.renames))
+    shown = f" ELSE {quoted(shape.missing[name])}" if name in shape.missing else ""
+    return f"CASE {cases}{shown} END"
