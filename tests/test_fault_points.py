@@ -36,6 +36,7 @@ CRASH_TESTS = (
     "tests.maintenance.test_health",
     "tests.maintenance.test_policy",
     "tests.maintenance.test_requests",
+    "tests.mirror.test_altered",
     "tests.mirror.test_copy_crash",
     "tests.mirror.test_heap_retention_crash",
     "tests.mirror.test_reanchor_crash",

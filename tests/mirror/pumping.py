@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from modak.catalog.lease import Epoch
 from modak.core.names import TableName
+from modak.tables.mirror.cycle import MirrorReport, mirror_cycle
+from modak.tables.mirror.pump import run
 from modak.tables.mirror.pump.run import Pump, Turn
 from modak.tables.registration.register import register
 from modak.tables.registration.request import RegisterRequest
@@ -75,6 +78,20 @@ class Mirrored:
         if not self.pumps:
             self.pumps.append(Pump(self.site, self.epoch, self.known_id))
         return self.pumps[0].turn()
+
+    def cycle(self) -> MirrorReport:
+        """Look after the table between two turns."""
+        return mirror_cycle(self.site, self.epoch, self.name)
+
+    def cycles(self) -> list[str]:
+        """Turns and looks until what was noted has been compared; what was noted."""
+        noted: list[str] = []
+        with patch.object(run, "IDLE_SECONDS", 0.0):
+            for _ in range(3):
+                noted += self.cycle().noted
+                self.sql("SELECT pg_logical_emit_message(true, 'modak', 'something happens')")
+                self.pump()
+        return [*noted, *self.cycle().noted]
 
     def close(self) -> None:
         while self.pumps:

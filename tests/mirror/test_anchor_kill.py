@@ -39,6 +39,7 @@ ANEW = (
 )
 REPLACED = ("publication.dropping", "publication.dropped", "publication.creating", "publication.created")
 DIFF = ("mirror.before_leaves", "mirror.after_leaves", "diff.before_commit", "diff.committed")
+ALTERED = ("mirror.before_altered", "mirror.after_altered")
 RESUMED = ("copy.before_heal", "copy.after_heal")
 TO_MIRRORED = ("convert.before_switch", "convert.after_switch")
 TO_TIERED = ("convert.before_empty", "convert.after_empty")
@@ -60,6 +61,7 @@ KILLED = (
     *ANEW,
     *REPLACED,
     *DIFF,
+    *ALTERED,
     "copy.committed",
     *RESUMED,
     *TO_MIRRORED,
@@ -122,6 +124,16 @@ def test_after_a_kill_while_a_leaf_is_compared_the_next_worker_compares_it(mirro
 
     succeed(mirrored, DIFF, swap, change)
     assert mirrored.truth.sql("SELECT count(*) FROM modak.mirror_diffs") == [(0,)]
+
+
+def test_after_a_kill_while_a_column_that_was_written_anew_is_noted_it_is_compared(
+    mirrored: Place, change: Act
+) -> None:
+    def alter() -> None:
+        mirrored.truth.sql("ALTER TABLE public.events ALTER body TYPE text USING body || '.'")
+        change()
+
+    succeed(mirrored, ALTERED, alter, change)
 
 
 def test_after_a_kill_while_a_copy_is_taken_up_it_is_taken_up_again(place: Place, change: Act) -> None:

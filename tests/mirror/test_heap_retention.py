@@ -129,6 +129,34 @@ def test_what_has_left_the_heap_is_corrected_through_the_delta(things: Things, l
     assert things.sql("SELECT count(*) FROM modak.delta WHERE folded_into IS NULL") == [(0,)]
 
 
+def test_no_partition_goes_while_its_history_would_stay_in_a_default_partition(things: Things, leader: Leader) -> None:
+    things.cycle(leader)
+    things.sql("CREATE TABLE public.things_rest PARTITION OF public.things DEFAULT PARTITION BY RANGE (ts)")
+    things.pump(leader)
+    report = things.cycle(leader).retired
+    assert (len(report.passed), report.dropped) == (3, ())
+    assert report.held is not None
+    assert "partition public.things_rest is in the way" in report.held.message
+    things.sql("DROP TABLE public.things_rest")
+    assert len(things.cycle(leader).retired.dropped) == 3
+
+
+def test_a_row_that_the_default_partition_had_before_stays_with_the_change_stream(site: Site, leader: Leader) -> None:
+    things = Things.ranged(site, 450, partitions=5)
+    things.sql("CREATE TABLE public.things_rest PARTITION OF public.things DEFAULT")
+    things.register(heap_retention="100")
+    things.sql("SELECT modak_disable_transparent_writes('public.things')")
+    things.sql("INSERT INTO public.things VALUES (9000, -50, 'older than all')")
+    retired(things, leader)
+    upsert = "INSERT INTO public.things VALUES {} ON CONFLICT (id, ts) DO UPDATE SET body = excluded.body"
+    things.sql(upsert.format("(9000, -50, 'changed'), (9001, 50, 'history')"))
+    things.sql("UPDATE public.things SET body = 'changed again' WHERE id = 9000")
+    expected = {(i, i, f"row {i}") for i in range(450)} | {(9000, -50, "changed again"), (9001, 50, "history")}
+    things.pump(leader)
+    things.cycle(leader)
+    assert set(things.lake()) == seam(things) == expected
+
+
 def test_truncate_is_refused(things: Things) -> None:
     for table in ("things", "things_0"):
         with pytest.raises(psycopg.Error, match="cannot truncate"):

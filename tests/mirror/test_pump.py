@@ -19,7 +19,7 @@ from tests.mirror.pumping import Mirrored
 from tests.mirror.world import Make
 
 HUNDRED = "SELECT i, i, 'row ' || i FROM generate_series(1, 100) AS i"
-LONG = "repeat(md5(random()::text), 400)"
+LONG = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 400))"
 """Longer than a page even when compressed, so that it is stored aside."""
 
 

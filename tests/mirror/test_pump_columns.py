@@ -129,6 +129,23 @@ def test_columns_that_exchange_their_names_exchange_nothing_else(make: Make) -> 
     assert table.is_same()
 
 
+def test_a_change_of_columns_that_fails_is_told_as_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make(rows=HUNDRED)
+
+    def broken(*_: object) -> None:
+        raise Refused("lake.broken", "The lake is broken.")
+
+    table.sql("ALTER TABLE @ ADD COLUMN plain int", "UPDATE @ SET plain = id WHERE id BETWEEN 3 AND 7")
+    monkeypatch.setattr("modak.tables.mirror.pump.evolve.land", broken)
+    with pytest.raises(Refused, match="broken"):
+        table.pump()
+    monkeypatch.undo()
+    told = table.sql("SELECT kind, error FROM modak.op_log WHERE phase = 'failed'")
+    assert ("evolve", "lake.broken: The lake is broken.") in told
+    table.pump()
+    assert table.is_same()
+
+
 def test_definition_and_rows_change_in_one_transaction(make: Make) -> None:
     table = make(rows=HUNDRED)
     table.together(

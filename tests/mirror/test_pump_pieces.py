@@ -93,7 +93,7 @@ class Memory(Pump):
         )
         self.pace = Pace(batch, 1.0)
         self._last_commit = 0.0
-        self._heap = None
+        self._confirmed = 0
         mapped = tuple(MappedColumn(column, column.name, "plain") for column in LAKE)
         self._columns = cast("Any", FixedColumns(mapped))
 
@@ -105,6 +105,9 @@ class Memory(Pump):
         line = SimpleNamespace(frontier=write_lsn(1), heal_until=None, lake_props={})
         self._read(cast("Any", SimpleNamespace(table=table, cutline=line)), lambda: False)
         self._lander.close()
+
+    def _require_slot(self, *_: object) -> None:
+        return
 
     def _idle(self, *_: object) -> None:
         return

@@ -57,6 +57,17 @@ def test_a_table_that_keeps_its_heap_becomes_a_mirror_and_back(kept: Things, lea
     assert kept.lake() == [row for row in kept.heap() if row[1] < 200]
 
 
+def test_a_mirror_has_nothing_left_of_the_diversion_in_its_default_partition(site: Site) -> None:
+    things = Things.ranged(site)
+    things.sql("CREATE TABLE public.things_rest PARTITION OF public.things DEFAULT")
+    register(site, RegisterRequest(things.name, ("id",), "ts", keep_heap=True))
+    diverting = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '~modak_divert%'"
+    assert things.sql(diverting) == [(2,)]
+    convert(site, things.name, "mirrored")
+    assert things.sql(diverting) == [(0,)]
+    assert things.sql("SELECT count(*) FROM modak.diversions") == [(0,)]
+
+
 def _tell(things: Things, error: str) -> None:
     with things.site.connect(autocommit=True) as conn:
         note_health(conn, MirrorHealth(table_id=things.state.table.table_id, error=error, lag_bytes=5))

@@ -8,6 +8,7 @@ import pytest
 
 from modak.core.errors import ModakError, Refused, UsageError
 from modak.postgres.changes.publication import find_publications
+from modak.tables.mirror.names import slot_name
 from modak.tables.registration.register import preflight
 from modak.tables.site import Site
 from tests.mirror.things import Things
@@ -177,6 +178,20 @@ def test_unregistering_takes_away_slot_publication_identity_and_triggers(site: S
     assert done.kept_location == location
     assert _objects(things) == (0, 0, 0)
     assert things.identities() == {"things": "d", "things_0": "d", "things_100": "n", "things_200": "d"}
+
+
+def test_unregistering_takes_away_a_slot_from_when_the_database_had_another_name(site: Site) -> None:
+    things = Things.plain(site, 10)
+    things.register()
+    table_id = things.state.table.table_id
+    former, other = slot_name(table_id, "as_it_was_called"), slot_name(table_id + 10_000, "as_it_was_called")
+    for name in (former, other):
+        things.sql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    things.unregister()
+    left = {name for (name,) in things.sql("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'modak%'")}
+    things.sql(f"SELECT pg_drop_replication_slot('{other}')")
+    assert other in left
+    assert former not in left
 
 
 def test_a_lake_that_was_no_plain_mirror_is_not_taken_over(site: Site) -> None:

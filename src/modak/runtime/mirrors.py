@@ -84,7 +84,11 @@ class Keeper:
         here = {record.table_id: record for record in self._site.reader.tables() if record.mode == "mirrored"}
         for table_id in here.keys() - self._tables.keys():
             # The lake's catalog is opened here, once; threads would open it several times.
-            self._site.lake.load(here[table_id].lake)
+            try:
+                self._site.lake.load(here[table_id].lake)
+            except ModakError as error:
+                # Its own thread will meet the same, and says so in `status`.
+                log.warning("mirror.lake_away", table=str(here[table_id].name), because=error.message)
             self._tables[table_id] = TableThread(self._site, self._leader, table_id, self.stopped, self._end)
             self._tables[table_id].start()
         for table_id in [known for known, table in self._tables.items() if not table.is_alive()]:

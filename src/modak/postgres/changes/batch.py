@@ -125,8 +125,12 @@ class Changes:
         values, unchanged = self.new.column(column), self.new.unchanged(column)
         if unchanged is None or self.old is None:
             return values, unchanged
-        known = pc.and_(unchanged, pc.equal(self.header["old"], pa.scalar(Old.FULL, pa.uint8())))
-        return _either(known, self.old.column(column), values), pc.and_not(unchanged, known)
+        old = self.old.column(column)
+        whole = pc.and_(unchanged, pc.equal(self.header["old"], pa.scalar(Old.FULL, pa.uint8())))
+        # Postgres calls an old row whole by the identity of the root, also where a partition wrote its key alone. A
+        # value that was not sent is a stored one and never NULL, so that NULL is none that was written down.
+        known = pc.and_(whole, old.is_valid())
+        return _either(known, old, values), pc.and_not(unchanged, known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ property of every leaf, and one that is attached later comes with its own, so it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from psycopg import sql
 from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres.connect import translate
-from modak.postgres.ddl import Hold, attempt
+from modak.postgres.ddl import Hold, Statement, attempt
 
 _WITH_GENERATED = 180_000
 """The server version from which on stored generated columns can be published."""
@@ -91,9 +91,17 @@ def find_publications(conn: psycopg.Connection[Any], names: Sequence[str]) -> di
         raise translate(error) from error
 
 
-def write_full_rows(conn: psycopg.Connection[Any], table: TableName, hold: Hold | None = None) -> tuple[TableName, ...]:
-    """Set REPLICA IDENTITY FULL on the table and all its partitions; those whose lock was not free are given back."""
-    return tuple(name for name in not_full(conn, table) if not _set_identity(conn, name, "FULL", hold))
+def write_full_rows(
+    conn: psycopg.Connection[Any],
+    table: TableName,
+    hold: Hold | None = None,
+    before: Callable[[TableName], Sequence[Statement]] = lambda _: (),
+) -> tuple[TableName, ...]:
+    """Set REPLICA IDENTITY FULL on the table and all its partitions; those whose lock was not free are given back.
+
+    `before` gives statements for the same transaction, when nobody else writes to the relation any more.
+    """
+    return tuple(name for name in not_full(conn, table) if not _set_identity(conn, name, "FULL", hold, before(name)))
 
 
 def write_default_identity(conn: psycopg.Connection[Any], tables: Sequence[TableName]) -> tuple[TableName, ...]:
@@ -109,12 +117,19 @@ def not_full(conn: psycopg.Connection[Any], table: TableName) -> tuple[TableName
         raise translate(error) from error
 
 
-def _set_identity(conn: psycopg.Connection[Any], table: TableName, identity: str, hold: Hold | None) -> bool:
+def _set_identity(
+    conn: psycopg.Connection[Any],
+    table: TableName,
+    identity: str,
+    hold: Hold | None,
+    before: Sequence[Statement] = (),
+) -> bool:
     reach("identity.setting")
-    statement = sql.SQL("ALTER TABLE ONLY {} REPLICA IDENTITY {}").format(
-        sql.Identifier(table.schema, table.name), sql.SQL("FULL" if identity == "FULL" else "DEFAULT")
-    )
-    done = attempt(conn, statement, hold=hold)
+    name = sql.Identifier(table.schema, table.name)
+    kind = sql.SQL("FULL" if identity == "FULL" else "DEFAULT")
+    statement = sql.SQL("ALTER TABLE ONLY {} REPLICA IDENTITY {}").format(name, kind)
+    lock = [sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(name)] if before else []
+    done = attempt(conn, [*lock, *before, statement], hold=hold)
     reach("identity.set")
     return done
 

@@ -21,7 +21,7 @@ from modak.postgres.changes.batch import Changes, Piece
 from modak.postgres.changes.lookup import CatalogTypes
 from modak.postgres.changes.peek import Feed, Peek
 from modak.postgres.changes.publication import find_publications
-from modak.postgres.changes.slot import SlotState, advance, evict, slot_state, usable_slot
+from modak.postgres.changes.slot import SlotState, advance, evict, slot_held, slot_state, usable_slot
 from modak.postgres.changes.stream import ReplicationStream
 from modak.postgres.connect import connect
 
@@ -165,14 +165,23 @@ class ChangeSource:
 
     def _opened(self, after: int) -> ReplicationStream:
         limits = self._limits
-        return ReplicationStream(
-            self._feed,
-            self._types,
-            self._folder,
-            after=after,
-            memory_bytes=limits.memory_bytes,
-            batch_bytes=limits.batch_bytes,
-        )
+        try:
+            return ReplicationStream(
+                self._feed,
+                self._types,
+                self._folder,
+                after=after,
+                memory_bytes=limits.memory_bytes,
+                batch_bytes=limits.batch_bytes,
+            )
+        except ModakError as error:
+            if error.code != "postgres.busy":
+                raise
+            with self._connection() as conn:
+                state = slot_state(conn, self._feed.slot)
+            if state is None or state.active_pid is None:
+                raise
+            raise slot_held(state.name, state.active_pid) from None
 
     def _noted(self, piece: Piece) -> Piece:
         self._given = self._given or bool(piece.items)

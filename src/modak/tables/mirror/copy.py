@@ -33,6 +33,7 @@ from modak.postgres.model import PgTable
 from modak.postgres.snapshot import ExportSnapshot
 from modak.tables.landing import land
 from modak.tables.mirror import chunks as cutting
+from modak.tables.mirror.altered import ALTERED, traces
 from modak.tables.mirror.chunks import COMMITTED, Chunk, Key, Run, group, plan_chunks, primary_key, write_chunks
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.replication import HISTORY, fresh_slot, history_of, look_at_slot
@@ -73,12 +74,16 @@ def copy_all(site: Site, state: TableState) -> int:
     """Copy a table from the beginning, under a new slot; returns how many rows."""
     record, writer = state.table, site.writer(None)
     with ExportSnapshot(site.dsn, held_leaves(site, record)) as held:
-        with fresh_slot(site, record) as slot:
+        with fresh_slot(site, writer, record) as slot:
             source = look(site, record, held)
             with site.connect(autocommit=True) as conn:
                 planned = plan_chunks(conn, source.heap, source.bytes, source.key, record.chunk_rows or 50_000)
+                here = traces(conn, record.relid)
             reach("copy.before_plan")
             with writer.step() as tx:
+                # Columns that are written anew before an interrupted copy goes on are noticed, too.
+                now = site.reader.state(record.name).cutline
+                tx.move(now, replace(now, lake_props={**now.lake_props, ALTERED: here}))
                 write_chunks(tx.conn, record.table_id, planned)
             reach("copy.after_plan")
             log.info("copy.planned", table=str(record.name), chunks=len(planned), bytes=source.bytes)

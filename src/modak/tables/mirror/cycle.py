@@ -8,6 +8,7 @@ the place in the WAL where it was noticed, compared and mended like a lost slot'
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, LiteralString
 
@@ -30,12 +31,13 @@ from modak.postgres.connect import translate
 from modak.postgres.describe import describe
 from modak.tables import premake
 from modak.tables.fold.run import FoldReport, fold
+from modak.tables.mirror.altered import ALTERED, traces, was_altered
 from modak.tables.mirror.compare import Stretch, differing, sides_of
 from modak.tables.mirror.copy import wal_position
 from modak.tables.mirror.identity import ensure_identity
 from modak.tables.mirror.leaves import TrueLeaf, as_partitions, bounded_leaves
 from modak.tables.mirror.mend import land_mended, write_differing
-from modak.tables.mirror.pump.evolve import columns_differ
+from modak.tables.mirror.pump.evolve import RECOPY, columns_differ
 from modak.tables.mirror.reanchor import require_same_columns
 from modak.tables.mirror.retire import Retired, retire
 from modak.tables.observe import observe, sync
@@ -57,6 +59,14 @@ _DUE: LiteralString = """
     SELECT d.diff_id, d.lower_bound, d.upper_bound, d.reason
     FROM modak.mirror_diffs d JOIN modak.cutline c USING (table_id)
     WHERE d.table_id = %s AND d.after_lsn <= c.frontier ORDER BY d.diff_id
+"""
+
+_APART: LiteralString = """
+    SELECT EXISTS (
+        SELECT FROM modak.mirror_diffs d JOIN modak.cutline c USING (table_id) JOIN modak.partitions p USING (table_id)
+        WHERE d.table_id = %s AND p.state NOT IN ('hot', 'dropped')
+            AND int8range(d.lower_bound, d.upper_bound) * int8range(c.t, NULL)
+                && int8range(p.lower_bound, p.upper_bound))
 """
 
 
@@ -107,9 +117,10 @@ def _cycle(site: Site, epoch: Epoch, name: TableName) -> MirrorReport:
         busy = ensure_identity(conn, state.table, writer.hold)
         if busy:
             log.info("mirror.identity_deferred", table=str(name), relations=[str(each) for each in busy])
-        noted = _note_leaves(conn, writer, state)
+        noted = [apart.reason for apart in _note_leaves(conn, writer, state, busy)]
+        noted += _note_altered(site, writer, conn, state.table)
         mended = _mend_due(site, writer, conn, name)
-        report = MirrorReport(name, tuple(apart.reason for apart in noted), mended)
+        report = MirrorReport(name, tuple(noted), mended)
         if state.table.heap_retention is not None:
             report = _age(site, epoch, conn, name, report)
     trim_snapshots(site, writer, name)
@@ -128,7 +139,9 @@ def _age(site: Site, epoch: Epoch, conn: Conn, name: TableName, report: MirrorRe
     if premade.made:
         sync(site, conn, writer, name)
         ensure_identity(conn, observed.record, writer.hold)
-    retired = retire(site, epoch, conn, name)
+    # What is retired is never compared again.
+    apart = _waits_for_comparison(site, conn, observed.record)
+    retired = Retired(waiting="heap and lake have to be compared first") if apart else retire(site, epoch, conn, name)
     folded = None if _columns_differ(site, conn, observed.record) else fold(site, epoch, name)
     return replace(report, retired=retired, folded=folded, premade=tuple(part.name for part in premade.made))
 
@@ -138,6 +151,13 @@ def _columns_differ(site: Site, conn: Conn, record: TableRecord) -> bool:
     heap = describe(conn, record.name, record.tier_key)
     lake = site.lake.load(record.lake)
     return columns_differ(record, heap, lake)
+
+
+def _waits_for_comparison(site: Site, conn: Conn, record: TableRecord) -> bool:
+    """Whether rows over which the cut-line would move next are to be compared first."""
+    line = site.reader.cutline(record.table_id)
+    row = conn.execute(_APART, (record.table_id,)).fetchone()
+    return bool(row and row[0]) or (line is not None and RECOPY in line.lake_props)
 
 
 def leaf_changes(
@@ -150,6 +170,8 @@ def leaf_changes(
         now = Stretch(leaf.lower, leaf.upper)
         if was is None and leaf.pages:
             found.append(Apart(now, f"{leaf.name} was attached"))
+        elif was is None and leaf.kind == "r" and leaf.relfilenode != leaf.oid:
+            found.append(Apart(now, f"{leaf.name} was truncated or rewritten before it was watched"))
         elif was is not None and (was[0] != now or was[1] not in ("", leaf.attachment)):
             found.append(Apart(now, f"{leaf.name} was detached and attached again"))
             if was[0] != now:
@@ -169,7 +191,9 @@ def _above(apart: Apart, floor: TierKey | None) -> Apart | None:
     return Apart(Stretch(floor if lower is None else max(lower, floor), upper), apart.reason)
 
 
-def _note_leaves(conn: Conn, writer: CatalogWriter, state: TableState) -> tuple[Apart, ...]:
+def _note_leaves(
+    conn: Conn, writer: CatalogWriter, state: TableState, unwatched: Collection[TableName]
+) -> tuple[Apart, ...]:
     record = state.table
     heap = describe(conn, record.name, record.tier_key)
     here = tuple(leaf for leaf in bounded_leaves(conn, heap) if leaf.oid != record.relid)
@@ -179,6 +203,8 @@ def _note_leaves(conn: Conn, writer: CatalogWriter, state: TableState) -> tuple[
     aging = {part.leaf_oid for part in state.living()} - set(known)
     tops = {leaf.oid for leaf in heap.leaves if leaf.is_default} if retained else set()
     here = tuple(leaf for leaf in here if leaf.oid not in aging and leaf.oid not in tops)
+    # An empty leaf becomes known with its guard, so that a TRUNCATE before that can be told from its file.
+    here = tuple(leaf for leaf in here if leaf.oid in known or leaf.pages or leaf.name not in unwatched)
     found = leaf_changes(known, here, state.cutline.t)
     gone = set(known) - {leaf.oid for leaf in here}
     new = tuple(leaf for leaf in here if leaf.oid not in known)
@@ -202,6 +228,29 @@ def _note_leaves(conn: Conn, writer: CatalogWriter, state: TableState) -> tuple[
     for apart in found:
         log.warning("mirror.leaf_changed", table=str(record.name), reason=apart.reason)
     return found
+
+
+def _note_altered(site: Site, writer: CatalogWriter, conn: Conn, record: TableRecord) -> tuple[str, ...]:
+    """Note that a column was written anew since the last look."""
+    now = traces(conn, record.relid)
+    line = site.reader.cutline(record.table_id)
+    # With RECOPY everything is compared before long, and the traces are taken then.
+    if line is None or line.lake_props.get(ALTERED) == now or RECOPY in line.lake_props:
+        return ()
+    altered = was_altered(line.lake_props.get(ALTERED), now)
+    why = "a column was written anew"
+    reach("mirror.before_altered")
+    with writer.step() as tx:
+        tx.move(line, replace(line, lake_props={**line.lake_props, ALTERED: now}))
+        if altered:
+            tx.conn.execute(_NOTE, (record.table_id, line.t, None, why))
+    reach("mirror.after_altered")
+    if not altered:
+        return ()
+    log.warning("mirror.column_altered", table=str(record.name), reason=why)
+    if record.heap_retention is not None:
+        log.warning("mirror.retired_rows_stay", table=str(record.name), below=line.t)
+    return (why,)
 
 
 def _moved(state: TableState, leaf: TrueLeaf) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from modak.catalog.records import TableRecord
 from modak.core.faults import reach
@@ -20,6 +21,15 @@ from modak.postgres.connect import translate
 
 Conn = psycopg.Connection[Any]
 
+# Under the lock of the leaf: whoever wrote to it under the other identity has committed before here.
+_NOTE_INDEX = sql.SQL("""
+    INSERT INTO modak.mirror_diffs (table_id, lower_bound, upper_bound, after_lsn, reason)
+    SELECT l.table_id, p.lower_bound, p.upper_bound, pg_current_wal_insert_lsn(), {reason}
+    FROM pg_class c JOIN modak.cutline l ON l.table_id = {table} AND l.frontier IS NOT NULL
+    LEFT JOIN modak.partitions p ON p.table_id = l.table_id AND p.leaf_oid = c.oid AND p.state <> 'dropped'
+    WHERE c.oid = to_regclass(format('%I.%I', {schema}::text, {name}::text)) AND c.relreplident = 'i'
+        AND c.relkind = 'r' AND c.relispartition
+""")
 _OID = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text))::oid"
 
 
@@ -28,11 +38,24 @@ def ensure_identity(conn: Conn, table: TableRecord, hold: ddl.Hold | None = None
 
     `conn` is in autocommit mode. Cheap when there is nothing to do: one query each.
     """
-    busy = set(write_full_rows(conn, table.name, hold))
+    busy = set(write_full_rows(conn, table.name, hold, lambda leaf: [_noted_index(table, leaf)]))
     for leaf in unguarded(conn, table):
         if not _guard(conn, table, leaf, hold):
             busy.add(leaf)
     return tuple(sorted(busy, key=str))
+
+
+def _noted_index(table: TableRecord, leaf: TableName) -> sql.Composed:
+    """Note the stretch of a leaf that had the identity of another index: its rows could change keys without a trace.
+
+    The change stream shows the identity of a table, and only of leaves it does not.
+    """
+    return _NOTE_INDEX.format(
+        reason=sql.Literal(f"{leaf} had the replica identity of an index"),
+        table=sql.Literal(table.table_id),
+        schema=sql.Literal(leaf.schema),
+        name=sql.Literal(leaf.name),
+    )
 
 
 def unguarded(conn: Conn, table: TableRecord) -> tuple[TableName, ...]:

@@ -19,6 +19,11 @@ def slot_name(table_id: int, database: str) -> str:
     return f"{PREFIX}{readable}_{digest}_{table_id}"
 
 
+def slot_pattern(table_id: int) -> str:
+    """A regular expression for the slots of a table, whatever the database was called when they were made."""
+    return f"^{PREFIX}[a-z0-9_]*_[0-9a-f]{{8}}_{table_id}$"
+
+
 def publication_name(table_id: int) -> str:
     """The publication of a table."""
     return f"{PREFIX}{table_id}"

@@ -22,8 +22,9 @@ from modak.core.ids import OpId, new_op_id
 from modak.core.states import OpPhase
 from modak.lake.model import data_folder
 from modak.postgres.changes.lsn import read_lsn, write_lsn
-from modak.postgres.changes.slot import PLUGIN
+from modak.postgres.changes.slot import PLUGIN, SlotState
 from modak.postgres.describe import describe
+from modak.tables.mirror.altered import ALTERED, traces
 from modak.tables.mirror.compare import Sides, Stretch, differing, sides_of
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.mirror.mend import Mended, land_mended, write_differing
@@ -37,10 +38,16 @@ log = structlog.get_logger()
 
 TRIES = 3
 
+_DEFERRABLE = "SELECT 1 FROM pg_index WHERE indrelid = %s AND indisprimary AND NOT indimmediate"
+
 
 def slot_trouble(site: Site, table: TableRecord, frontier: str | None) -> str | None:
     """Why the slot of a table cannot be followed from F on, in words for an operator; None: it can."""
-    slot = look_at_slot(site, table)
+    return trouble_of(look_at_slot(site, table), frontier)
+
+
+def trouble_of(slot: SlotState | None, frontier: str | None) -> str | None:
+    """The same of a slot that has been looked at."""
     if slot is None:
         return "its replication slot is gone"
     if slot.plugin != PLUGIN:
@@ -61,6 +68,19 @@ def history_trouble(site: Site, line: Cutline) -> str | None:
     if now is None or known == now:
         return None
     return f"the server is another one, or has taken up an earlier state: its history was {known} and is {now}"
+
+
+def healing_trouble(site: Site, table: TableRecord, line: Cutline) -> str | None:
+    """Why the changes before `heal_until` do not tell which rows there are; None: they do, or there are none.
+
+    Under a deferrable key a row may come before another leaves its key. Where the lake may know either, a row that came
+    and went looks the same.
+    """
+    if line.heal_until is None:
+        return None
+    with site.connect(autocommit=True) as conn:
+        deferrable = conn.execute(_DEFERRABLE, (table.relid,)).fetchone()
+    return "rows were copied while they may have changed places under a deferrable key" if deferrable else None
 
 
 def reanchor(site: Site, epoch: Epoch | None, table: TableRecord) -> int:
@@ -119,10 +139,10 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
     Journal(writer).begin(op_id, table.table_id, "reanchor", plan, [data_folder(table.location, op_id)])
     try:
         history = history_of(site)
-        sides, mended, frontier, rewritten = _differences(site, writer, table, op_id)
+        sides, mended, frontier, found = _differences(site, writer, table, op_id)
 
         def lines(line: Cutline) -> Cutline:
-            props = {**line.lake_props, REWRITTEN: rewritten, HISTORY: history}
+            props = {**line.lake_props, **found, HISTORY: history}
             props.pop(RECOPY, None)
             return replace(line, frontier=frontier, heal_until=None, lake_props=props)
 
@@ -137,19 +157,20 @@ def _anchor(site: Site, writer: CatalogWriter, table: TableRecord) -> tuple[Mend
 
 def _differences(
     site: Site, writer: CatalogWriter, table: TableRecord, op_id: OpId
-) -> tuple[Sides, Mended, str, dict[str, int]]:
+) -> tuple[Sides, Mended, str, dict[str, object]]:
     """Everything that reads: under the locks of a point, and the snapshot of the new slot."""
-    with Point(site.dsn, table.name) as point, fresh_slot(site, table) as slot:
+    with Point(site.dsn, table.name) as point, fresh_slot(site, writer, table) as slot:
         reach("reanchor.slot_made")
         Journal(writer).phase(op_id, OpPhase.PLANNED, OpPhase.WRITING)
         state = site.reader.state(table.name)
         with site.connect(autocommit=True) as conn:
             sides = sides_of(site, conn, state, point.pin.snapshot_id, slot.snapshot, kept_by_heap(state))
-            rewritten = rewritten_files(true_leaves(conn, table.relid))
+            files = rewritten_files(true_leaves(conn, table.relid))
+            found: dict[str, object] = {REWRITTEN: files, ALTERED: traces(conn, table.relid)}
         require_same_columns(sides)
         mended = write_differing(sides, differing(sides), op_id)
         point.check()
-    return sides, mended, write_lsn(slot.consistent_lsn), rewritten
+    return sides, mended, write_lsn(slot.consistent_lsn), found
 
 
 def _forget_diffs(tx: CommitTransaction, table: TableRecord) -> None:

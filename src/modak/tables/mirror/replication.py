@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,15 +23,26 @@ from modak.core.faults import reach
 from modak.core.names import TableName
 from modak.postgres import ddl
 from modak.postgres.changes.publication import create_publication, drop_publication, find_publications
-from modak.postgres.changes.slot import NewSlot, SlotState, created_slot, drop_slot, evict, slot_state, wal_history
+from modak.postgres.changes.slot import (
+    PLUGIN,
+    NewSlot,
+    SlotState,
+    created_slot,
+    drop_slot,
+    evict,
+    slot_state,
+    wal_history,
+)
 from modak.postgres.connect import translate
 from modak.tables.mirror.identity import ensure_identity, remove_guards
-from modak.tables.mirror.names import publication_name, slot_name
+from modak.tables.mirror.names import publication_name, slot_name, slot_pattern
 from modak.tables.site import Site
 
 log = structlog.get_logger()
 
 Conn = psycopg.Connection[Any]
+Hold = Callable[[Conn], None]
+"""Stops whoever does not lead any more; until the transaction ends nobody else takes over."""
 
 PUBLISHED = "published"
 """Key of the line's lake properties: the mark of the publication from which the slot reads."""
@@ -40,6 +52,12 @@ TRIES = 60
 PAUSE_SECONDS = 0.25
 
 _WAS = "SELECT relid, identity::text, index_name FROM modak.mirror_identities WHERE table_id = %s"
+_SLOTS = """
+SELECT slot_name::text FROM pg_replication_slots
+WHERE slot_name = %(own)s
+    OR (database = current_database() AND plugin = %(plugin)s AND NOT temporary AND slot_name ~ %(pattern)s)
+"""
+"""The slot of a table, and those that it had when the database had another name."""
 _FULL = """
 SELECT c.oid, n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relreplident = 'f'
@@ -83,7 +101,7 @@ def publish(site: Site, writer: CatalogWriter, record: TableRecord) -> None:
         if found and right and marks_of(line) == {name: found.mark}:
             return
         # What was changed meanwhile no slot from before will bring, and after a crash nobody could tell.
-        _drop(site, record.name, conn, slot_of(site, record))
+        _drop(site, record.name, conn, record.table_id, slot_of(site, record), writer.hold)
         if not right:
             patiently(site, record.name, lambda: drop_publication(conn, name))
             patiently(site, record.name, lambda: create_publication(conn, name, [record.name]))
@@ -110,11 +128,17 @@ def _line(site: Site, record: TableRecord) -> Cutline:
 
 
 @contextmanager
-def fresh_slot(site: Site, record: TableRecord) -> Iterator[NewSlot]:
-    """A new slot in place of whatever there was, with its snapshot while entered."""
+def fresh_slot(site: Site, writer: CatalogWriter, record: TableRecord) -> Iterator[NewSlot]:
+    """A new slot in place of whatever there was, with its snapshot while entered.
+
+    Whoever has lost the lead takes no slot away: another worker may follow it, and would not see what it then misses.
+    """
     name = slot_of(site, record)
     with site.connect(autocommit=True) as conn:
-        _drop(site, record.name, conn, name)
+        _drop(site, record.name, conn, record.table_id, name, writer.hold)
+        with conn.transaction():
+            # Not held any longer: the server waits for every open transaction before it makes a slot.
+            writer.hold(conn)
     with created_slot(site.dsn, name) as slot:
         log.info("mirror.slot_made", table=str(record.name), slot=name, at=slot.consistent_lsn)
         yield slot
@@ -137,7 +161,7 @@ def withdraw(site: Site, plan: Mapping[str, Any]) -> None:
     """Take slot, publication, guards and replica identity away again, as far as they are there."""
     table = str(plan["table"])
     with site.connect(autocommit=True) as conn:
-        _drop(site, table, conn, str(plan["slot"]))
+        _drop(site, table, conn, plan["table_id"], str(plan["slot"]), lambda _: None)
         patiently(site, table, lambda: drop_publication(conn, publication_name(plan["table_id"])))
         patiently(site, table, lambda: remove_guards(conn, plan["table_id"]))
         patiently(site, table, lambda: _restore_identities(conn, plan))
@@ -157,21 +181,28 @@ def patiently(site: Site, table: object, step: Callable[[], bool]) -> None:
     )
 
 
-def _drop(site: Site, table: object, conn: Conn, name: str) -> None:
-    if slot_state(conn, name) is None:
-        return
+def _drop(site: Site, table: object, conn: Conn, table_id: int, own: str, hold: Hold) -> None:
+    """Drop the slots of a table, those under a former name of the database too."""
+    wanted = {"own": own, "plugin": PLUGIN, "pattern": slot_pattern(table_id)}
+    try:
+        found = [name for (name,) in conn.execute(_SLOTS, wanted).fetchall()]
+    except psycopg.Error as error:
+        raise translate(error) from error
 
-    def step() -> bool:
-        evict(conn, name)
+    def step(name: str) -> bool:
         try:
-            drop_slot(conn, name)
+            with conn.transaction():
+                hold(conn)
+                evict(conn, name)
+                drop_slot(conn, name)
         except ModakError as error:
             if error.code != "postgres.busy":
                 raise
             return False
         return True
 
-    patiently(site, table, step)
+    for name in found:
+        patiently(site, table, partial(step, name))
 
 
 def _restore_identities(conn: Conn, plan: Mapping[str, Any]) -> bool:

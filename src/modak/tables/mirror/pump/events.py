@@ -71,6 +71,8 @@ def events_of(changes: Changes, shape: Shape, heal_until: int, first: int) -> tu
         raise _no_identity(changes)
     keys_new = [_side(changes.new, shape, number) for number in shape.identity]
     keys_old = [_side(changes.old, shape, number) for number in shape.identity]
+    if np.any(with_old | (op == Op.UPDATE)):
+        _require_keys(changes, shape, keys_old, with_old)
     moved = _moved(keys_new, keys_old, with_old & (op == Op.UPDATE))
     keys = [_chosen(deletes, old, new) for old, new in zip(keys_old, keys_new, strict=True)]
     columns: dict[str, pa.Array] = {key_name(at): key for at, key in enumerate(keys)}
@@ -219,9 +221,21 @@ def _with_removals(
     return both.take(pa.array(order)).combine_chunks()
 
 
+def _require_keys(changes: Changes, shape: Shape, keys_old: Sequence[pa.Array | None], with_old: np.ndarray) -> None:
+    """Under the replica identity of another index a row that changes its key leaves no trace of the old one."""
+    columns = changes.relation.columns
+    by_key = all(columns[shape.place(number)].key for number in shape.identity)
+    wrote = pa.array(with_old)
+    # A partition may have such an identity under a root that has not.
+    half = any(key is not None and pc.any(pc.and_(wrote, _plain(key).is_null())).as_py() for key in keys_old)
+    if half or not by_key:
+        raise _no_identity(changes)
+
+
 def _no_identity(changes: Changes) -> Refused:
     return Refused(
         "mirror.no_identity",
-        f"A row was deleted from {changes.relation.name} while it had no replica identity: nobody can tell which.",
+        f"A row of {changes.relation.name} changed while its replica identity did not hold its key: nobody can tell"
+        " which.",
         hint="The table is compared with the lake anew; leave its REPLICA IDENTITY as it is.",
     )

@@ -16,7 +16,7 @@ import structlog
 from modak.catalog.journal import Journal
 from modak.catalog.records import Cutline, TableRecord, TableState
 from modak.catalog.write import CatalogWriter, CommitTransaction
-from modak.core.errors import Refused
+from modak.core.errors import ModakError, Refused
 from modak.core.ids import new_op_id
 from modak.core.names import quote
 from modak.core.states import OpPhase
@@ -24,14 +24,14 @@ from modak.lake.changes import Change, DropColumn, SetProperties
 from modak.lake.model import LakeTable, Prepared
 from modak.lake.types import MappedColumn
 from modak.postgres.model import PgTable
-from modak.tables.backfill import BACKFILL
+from modak.tables.backfill import BACKFILL, backfill
 from modak.tables.columns import COLUMNS, RELID, column_property
 from modak.tables.evolve import plan_evolution, renamed_columns, widens
 from modak.tables.landing import land
 from modak.tables.mirror.leaves import REWRITTEN, rewritten_files, true_leaves
 from modak.tables.registration.preflight import map_columns
 from modak.tables.site import Site
-from modak.tables.tidy import tidy_landed
+from modak.tables.tidy import give_up, tidy_landed
 
 log = structlog.get_logger()
 
@@ -73,12 +73,21 @@ def plan_follow(
                     " the lake.",
                     hint="Change it back, or unregister the table and register it anew.",
                 )
+            if record.heap_retention is not None:
+                raise Refused(
+                    "evolve.type_changed",
+                    f"Column {quote(column.name)} of {record.name} is {types[column.name]} now, and {was.type} in the"
+                    " lake, which alone has the rows that left the heap.",
+                    hint="Change it back. A column of the new type can be added beside it.",
+                )
             replaced.append((number, was.name))
     dropped = [*gone, *(name for _, name in replaced)]
     left = {number: name for number, name in known.items() if name not in dropped}
     evolution = plan_evolution(heap, mapped, _without(lake, dropped, left, known=bool(known)))
     changes: list[Change] = [DropColumn(name) for name in dropped]
-    changes += (_without_backfill(change) for change in evolution.changes)
+    # A comparison with the heap fills what the heap has; older rows need a value all the same.
+    kept = record.heap_retention is not None
+    changes += (change if kept else _without_backfill(change) for change in evolution.changes)
     changes += _tier_metrics(record, here[record.tier_attnum].name, lake)
     if dropped:
         changes.append(SetProperties(column_property(heap)))
@@ -140,7 +149,7 @@ def follow(
     record = state.table
     rewritten = _rewritten(site, state.cutline, record.relid)
     if not plan_follow(heap, mapped, lake, record, rewritten=rewritten).changes:
-        return lake
+        return backfill(site, writer, state, heap, mapped, lake)
     renamed = renamed_columns(_as_named_now(site, heap), lake)
     op_id = new_op_id(site.clock)
     planned: list[Follow] = []
@@ -166,14 +175,18 @@ def follow(
         tx.change("following renamed keys", _KEYS, (keys, names[record.tier_attnum], record.table_id))
         tx.count(changes=len(planned[0].changes))
 
-    land(site, writer, record.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    try:
+        land(site, writer, record.name, op_id, OpPhase.PLANNED, changes, within, "evolve")
+    except ModakError as error:
+        give_up(site, writer, record.location, op_id, error)
+        raise
     log.info("mirror.columns_followed", table=str(record.name), changes=[repr(each) for each in planned[0].changes])
     landed = site.reader.op(op_id)
     assert landed is not None
     tidy_landed(site, writer, site.reader.state(record.name), landed)
     after = site.lake.load(record.lake)
     assert after is not None
-    return after
+    return backfill(site, writer, state, heap, mapped, after)
 
 
 def _as_named_now(site: Site, heap: PgTable) -> PgTable:

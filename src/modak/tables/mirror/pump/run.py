@@ -9,9 +9,10 @@ may wait (`plan.py`, `buffer.py`) and one piece of the stream.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -42,8 +43,9 @@ from modak.tables.mirror.pump.evolve import RECOPY, known_columns
 from modak.tables.mirror.pump.flush import Flusher
 from modak.tables.mirror.pump.lander import Lander, Landing
 from modak.tables.mirror.pump.plan import Pace
-from modak.tables.mirror.reanchor import history_trouble, reanchor, slot_trouble
-from modak.tables.mirror.replication import marks_of
+from modak.tables.mirror.reanchor import healing_trouble, history_trouble, reanchor, trouble_of
+from modak.tables.mirror.replication import look_at_slot, marks_of
+from modak.tables.mirror.unfit import Unfit
 from modak.tables.site import Site
 
 log = structlog.get_logger()
@@ -54,7 +56,15 @@ IDLE_SECONDS = 10.0
 BATCH_BYTES = 4 << 20
 PEEK_MESSAGES = 1_000_000
 _ANEW = frozenset(
-    {"slot.lost", "changes.publication_lost", "mirror.no_identity", "mirror.unchanged_values", "mirror.definition"}
+    {
+        "slot.lost",
+        "changes.publication_lost",
+        "mirror.no_identity",
+        "mirror.unchanged_values",
+        "mirror.definition",
+        # Of a column that was changed back since the change stream still brings the other type.
+        "evolve.type_changed",
+    }
 )
 """What only a comparison of heap and lake can heal."""
 
@@ -99,8 +109,9 @@ class Pump:
         self._last_commit = site.clock.monotonic()
         self._idle_since = site.clock.monotonic()
         self._looked_after: float | None = None
-        self._heap: PgTable | None = None
-        """The table as it was when it was last looked after, until that has been compared with the lake."""
+        self._confirmed = 0
+        """Where the slot stood when it was last looked at."""
+        self._unfit = Unfit(site)
         with site.connect(autocommit=True) as conn:
             self.complete_at = complete_until(conn, table_id) or site.clock.now()
         """When the lake last had everything that had committed by then, also if that was another worker's doing."""
@@ -140,7 +151,7 @@ class Pump:
             if error.code == "slot.held":
                 return self._evicted(error)
             record = self.record()
-            if error.code not in _ANEW or record is None:
+            if record is None or not (error.code in _ANEW or self._unfit.is_corrected(record, error)):
                 raise
             return self._anew(record, error.message)
         except BaseException:
@@ -157,28 +168,30 @@ class Pump:
         line = self._site.reader.cutline(self.table_id)
         if line is None or line.frontier is None:
             return Turn(waits_for="copying")
+        heap: PgTable | None = None
         if self._is_due():
-            record = self._look_after(record)
-            trouble = slot_trouble(self._site, record, line.frontier) or history_trouble(self._site, line)
-            trouble = trouble or line.lake_props.get(RECOPY)
+            record, heap = self._look_after(record)
+            trouble = history_trouble(self._site, line) or line.lake_props.get(RECOPY)
             if trouble:
                 return self._anew(record, str(trouble))
             self._looked_after = self._site.clock.monotonic()
         state = self._site.reader.state(record.name)
         if state.table.frozen is not None:
             raise Refused("lake.frozen", f"Publication is frozen by a foreign snapshot: {state.table.frozen}.")
-        if state.cutline.lake_props.get(RECOPY):
-            return self._anew(record, str(state.cutline.lake_props[RECOPY]))
-        return self._read(state, stopped)
+        trouble = state.cutline.lake_props.get(RECOPY) or healing_trouble(self._site, record, state.cutline)
+        if trouble:
+            return self._anew(record, str(trouble))
+        return self._read(state, stopped, heap)
 
-    def _read(self, state: TableState, stopped: Callable[[], bool]) -> Turn:
+    def _read(self, state: TableState, stopped: Callable[[], bool], heap: PgTable | None = None) -> Turn:
+        """Read and land what has committed; `heap` is the table as it was right before, where somebody looked."""
         assert state.cutline.frontier is not None
         after = read_lsn(state.cutline.frontier)
         if self._columns is None:
             self._columns = Columns(self._site, state.table, self._before(state))
         self._columns.restart()
         self._frontier, self._landed, self._open_rows, flushes, changes, unfinished = 0, 0, 0, 0, 0, False
-        for piece in self._source.read(after, LONGEST_READ, marks_of(state.cutline)):
+        for piece in self._pieces(state, after):
             open_part = self._take(state, piece)
             unfinished = piece.unfinished
             changes += piece.rows
@@ -203,16 +216,38 @@ class Pump:
             flushes += 1
         elif self._landed:
             self._confirm(self._landed)
-        elif not changes and not flushes and self._follow_columns(state):
+        elif self._confirmed < self._frontier <= after:
+            # Landed before a crash and not confirmed: a peek that ends here would give the same for ever.
+            self._confirm(self._frontier)
+        elif heap is not None and not (changes or flushes or stopped()) and self._follow_columns(state, heap):
             flushes += 1
         else:
             self._idle(state, after)
         return Turn(changes, flushes)
 
-    def _follow_columns(self, state: TableState) -> bool:
+    def _pieces(self, state: TableState, after: int) -> Iterator[Piece]:
+        """What the slot gives, once it is sure that it begins at F.
+
+        Only what is asked after the server has begun tells: a slot that somebody has made anew begins later, and says
+        nothing of it.
+        """
+        pieces = self._source.read(after, LONGEST_READ, marks_of(state.cutline))
+        first = next(pieces, None)
+        self._require_slot(state)
+        if first is not None:
+            yield first
+            yield from pieces
+
+    def _require_slot(self, state: TableState) -> None:
+        slot = look_at_slot(self._site, state.table)
+        trouble = trouble_of(slot, state.cutline.frontier)
+        if trouble is not None:
+            raise Refused("slot.lost", f"{state.table.name}: {trouble}.", hint="Anchor the table anew.")
+        self._confirmed = (slot and slot.confirmed_lsn) or 0
+
+    def _follow_columns(self, state: TableState, heap: PgTable) -> bool:
         """Columns that changed without a row after them: nothing lies between F and what was read, so they hold now."""
-        heap, self._heap = self._heap, None
-        if heap is None or not self._flusher.follow(state, heap):
+        if not self._flusher.follow(state, heap):
             return False
         state = self._site.reader.state(state.table.name)
         move_frontier(self._writer, state.cutline, self._frontier, {each.attnum: each.name for each in heap.columns})
@@ -282,6 +317,8 @@ class Pump:
 
     def _is_full(self) -> bool:
         waiting = self._buffer.changes
+        if self._buffer.is_large:
+            return True
         if self._lander.busy:
             # Half, so that both batches together are no more than may wait.
             return waiting >= self.pace.most_waiting // 2
@@ -350,17 +387,19 @@ class Pump:
         pause = self._site.settings.tiering.cycle_interval_seconds
         return self._looked_after is None or self._site.clock.monotonic() - self._looked_after >= pause
 
-    def _look_after(self, record: TableRecord) -> TableRecord:
+    def _look_after(self, record: TableRecord) -> tuple[TableRecord, PgTable]:
         """What has to be looked at now and then: the table's name and key, and that Postgres writes whole old rows."""
         with self._site.connect(autocommit=True) as conn:
-            name = name_of(conn, record)
-            if name != record.name:
-                record = self._renamed(record, name)
+            record = self._as_named_now(conn, record)
             ensure_identity(conn, record, self._writer.hold)
-            self._heap = describe(conn, record.name, record.tier_key)
+            heap = describe(conn, record.name, record.tier_key)
         # The change stream does not announce another primary key: no column is another one.
-        identity_of(record, self._heap)
-        return record
+        identity_of(record, heap)
+        return record, heap
+
+    def _as_named_now(self, conn: psycopg.Connection[Any], record: TableRecord) -> TableRecord:
+        name = name_of(conn, record)
+        return record if name == record.name else self._renamed(record, name)
 
     def _renamed(self, record: TableRecord, name: TableName) -> TableRecord:
         reach("pump.before_rename")
@@ -380,6 +419,8 @@ class Pump:
     def _anew(self, record: TableRecord, why: str) -> Turn:
         log.warning("mirror.reanchoring", table=str(record.name), because=why)
         self._forget()
+        with self._site.connect(autocommit=True) as conn:
+            record = self._as_named_now(conn, record)
         reanchor(self._site, self._epoch, record)
         return Turn(reanchored=True)
 
@@ -388,7 +429,7 @@ class Pump:
         self._buffer.clear()
         self._other.clear()
         self._columns = None
-        self._looked_after = self._heap = None
+        self._looked_after = None
         self._flusher.forget()
         self._source.reset()
 
