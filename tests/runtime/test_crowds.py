@@ -7,8 +7,10 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,6 +27,12 @@ from modak.runtime.web.server import listening
 
 CROWD = 250
 PROBES = ("/livez", "/readyz")
+
+
+def in_its_own_loop(what: Coroutine[Any, Any, None]) -> None:
+    """In a thread: the browser of other tests keeps a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, what).result()
 
 
 def connect(address: str) -> socket.socket:
@@ -141,7 +149,7 @@ def test_more_requests_than_there_is_room_for_are_told_so_and_the_probes_answer(
             assert [(await each).status_code for each in under_way] == [200, 200]
             assert (await client.get("/held")).status_code == 200, "there is room again"
 
-    asyncio.run(ask())
+    in_its_own_loop(ask())
 
 
 def test_the_probes_wait_for_no_thread(bare: Callable[..., Context]) -> None:
@@ -164,7 +172,7 @@ def test_the_probes_wait_for_no_thread(bare: Callable[..., Context]) -> None:
                 go.set()
                 await asyncio.gather(*under_way)
 
-    asyncio.run(ask())
+    in_its_own_loop(ask())
 
 
 def test_a_program_that_loads_is_told_to_come_back(

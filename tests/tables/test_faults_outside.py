@@ -278,6 +278,7 @@ def ordinary(fresh_database: Dsn, warehouse: str, spark_home: Path, spark: objec
         conn.execute(f"DROP OWNED BY {worker}, {owner} CASCADE; DROP ROLE {worker}, {owner}")
 
 
+@pytest.mark.bare
 def test_an_ordinary_role_can_do_all_of_it(ordinary: Ordinary) -> None:
     ordinary.events.register()
     with Leader.campaign(ordinary.site, 5) as leader:
@@ -286,6 +287,7 @@ def test_an_ordinary_role_can_do_all_of_it(ordinary: Ordinary) -> None:
     assert ordinary.events.everything() == ROWS | {(1000, 50, "history")}
 
 
+@pytest.mark.bare
 @pytest.mark.parametrize(
     "point", ["seal.before_trigger", "export.snapshot_taken", "landing.before_prepare", "reclaim.before_detach"]
 )
