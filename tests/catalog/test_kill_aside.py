@@ -141,6 +141,7 @@ def table(conn: Conn) -> Built:
     return build(conn)
 
 
+@pytest.mark.bare
 @pytest.mark.parametrize("point", MIGRATION)
 def test_a_start_that_is_killed_between_migrations_is_made_good_by_the_next(
     place: Place, fresh_database: Dsn, point: str
