@@ -136,6 +136,7 @@ BEGIN
     FROM modak.tables t JOIN modak.cutline c USING (table_id) JOIN modak.spills s USING (table_id)
     WHERE t.table_id = watched;
     IF NOT FOUND THEN
+        PERFORM modak.refuse_younger(TG_RELID, TG_NAME);
         RAISE EXCEPTION 'the table of spill partition % is no longer registered', TG_RELID::regclass
             USING ERRCODE = 'check_violation', HINT = format('Drop it: DROP TABLE %s', TG_RELID::regclass);
     END IF;
